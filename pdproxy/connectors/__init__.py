@@ -1,0 +1,1 @@
+"""Pure: a KV transfer protocol as two request bodies and an order."""

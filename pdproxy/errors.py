@@ -1,0 +1,213 @@
+"""Every deliberate error of pdproxy: status, type and code, and its OpenAI-shaped body.
+
+Rule: client-visible texts never hold an engine's address, a file path or a traceback. What an
+operator needs beyond that travels in `detail`, which is logged and never sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class PDProxyError(Exception):
+    """Base of all deliberate errors.
+
+    Attributes:
+        status: HTTP status for the client if nothing was sent yet.
+        type: OpenAI error type, such as `invalid_request_error`.
+        code: short machine-readable code.
+        message: text for the client.
+        detail: text for the log only.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "internal_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, detail: str = "", param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.param = param
+
+    def to_openai(self) -> dict[str, object]:
+        """Return `{"error": {"message", "type", "param", "code"}}`."""
+        error = {
+            "message": self.message,
+            "type": self.type,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+
+# --- the client's fault
+
+
+class InvalidRequest(PDProxyError):
+    """The request cannot be understood; no engine was called."""
+
+    status = 400
+    type = "invalid_request_error"
+    code = "invalid_request"
+
+
+class Unauthorized(PDProxyError):
+    """The API key or the admin token is missing or wrong."""
+
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class Forbidden(PDProxyError):
+    """The caller may not do this."""
+
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
+
+
+class NotFound(PDProxyError):
+    """No such path."""
+
+    status = 404
+    type = "invalid_request_error"
+    code = "not_found"
+
+
+class MethodNotAllowed(PDProxyError):
+    """The path exists, the method does not."""
+
+    status = 405
+    type = "invalid_request_error"
+    code = "method_not_allowed"
+
+
+class BodyTimeout(PDProxyError):
+    """The client did not send its body in time."""
+
+    status = 408
+    type = "timeout_error"
+    code = "body_timeout"
+
+
+class BodyTooLarge(PDProxyError):
+    """The body is over the configured limit."""
+
+    status = 413
+    type = "invalid_request_error"
+    code = "body_too_large"
+
+
+class LoopDetected(PDProxyError):
+    """The request came back to this proxy: one of its instances is the proxy itself."""
+
+    status = 508
+    type = "server_error"
+    code = "loop_detected"
+
+
+# --- the service's state
+
+
+class NoInstance(PDProxyError):
+    """No instance of a role can take a request now."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "no_instance"
+    retry_after_s: ClassVar[int] = 1
+
+
+class Overloaded(PDProxyError):
+    """The proxy is at one of its own limits."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "overloaded"
+    retry_after_s: ClassVar[int] = 1
+
+
+# --- upstream: what an engine or the way to it did; raised by `upstream` only
+
+
+class UpstreamError(PDProxyError):
+    """An attempt on an engine failed without an HTTP answer of its own."""
+
+    status = 502
+    type = "upstream_error"
+    code = "upstream_error"
+    reason: ClassVar[str] = "error"  # label value in metrics, from a closed set
+
+
+class UpstreamUnreachable(UpstreamError):
+    """Refused, no route, no such name, connect timeout: certainly not executed."""
+
+    code = "upstream_unreachable"
+    reason = "connect"
+
+
+class UpstreamLost(UpstreamError):
+    """The connection broke after the request was (partly) sent: it may have been executed."""
+
+    code = "upstream_lost"
+    reason = "lost"
+
+
+class UpstreamProtocol(UpstreamError):
+    """The engine did not speak HTTP/1.1 as it should."""
+
+    code = "upstream_protocol"
+    reason = "protocol"
+
+
+class UpstreamTimeout(UpstreamError):
+    """The engine was silent for too long; `phase` says what was awaited."""
+
+    status = 504
+    type = "timeout_error"
+    code = "upstream_timeout"
+    reason = "timeout"
+
+    def __init__(self, message: str, *, phase: str, detail: str = "") -> None:
+        super().__init__(message, detail=detail)
+        self.phase = phase
+
+
+class EngineAnswered(PDProxyError):
+    """An engine answered with an error status; its answer is the client's if no retry helps.
+
+    `headers` are the engine's, lower-case names, hop-by-hop ones included.
+    """
+
+    code = "engine_error"
+    type = "engine_error"
+
+    def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
+        super().__init__(f"the engine answered {status}")
+        self.engine_status = status
+        self.headers = tuple(headers)
+        self.body = body
+
+
+class RecomputeUnsupported(PDProxyError):
+    """A decoder ran out of KV cache and the answer cannot be continued."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "recomputed"
+
+
+# --- the operator's fault
+
+
+class ConfigError(PDProxyError):
+    """One or more faults of the configuration; `faults` has a line for each."""
+
+    code = "config_error"
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)

@@ -1,0 +1,1 @@
+"""HTTP in: routes, generate, admin, operations, failures as OpenAI errors."""

@@ -1,0 +1,1 @@
+"""Simulated engines that speak the wire format of vLLM and keep KV books."""

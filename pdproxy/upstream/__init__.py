@@ -1,0 +1,1 @@
+"""HTTP out: connections to engines, pools, the prober."""
