@@ -1,0 +1,1 @@
+"""Fakes on real sockets: engines, clients, and the proxy between them."""
