@@ -1,0 +1,307 @@
+"""Read and edit OpenAI replies and stream chunks.
+
+Rule: what is not read is not touched. An edit that changes nothing returns the object it was
+given; one that does changes the named field and leaves the bytes of every other value alone.
+
+"Body" is the JSON object of a whole answer, "event" one SSE event that carries a chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from pdproxy.core.continuation import is_recomputed
+from pdproxy.core.jsonfields import JsonFields, decode, encode, join_object, raw, split_object
+from pdproxy.core.sse import data_of, encode_data
+from pdproxy.errors import PDProxyError
+
+# What an engine tells the proxy and no client: KV handles and their encoder-side kin.
+INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
+
+_DONE_DATA = b"[DONE]"
+_NULL = msgspec.Raw(b"null")
+_EMPTY: JsonFields = {}
+
+# Where engines put generated output, in a delta, a message, or a completion's choice itself.
+_CONTENT_FIELDS = (
+    "content",
+    "text",
+    "reasoning",
+    "reasoning_content",
+    "refusal",
+    "tool_calls",
+    "function_call",
+    "audio",
+)
+# What else is lost if the event that carries it is dropped.
+_OTHER_OUTPUT_FIELDS = ("role", "logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of an answer; `cached_tokens` is None if the engine does not say."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkFacts:
+    """What a chunk or a whole answer says; choices are named by their index.
+
+    Attributes:
+        finished: finish reason of each choice that ended, as the engine spells it ("stop",
+            "error", "abort", ...); a recomputed choice is not among them.
+        recomputed: choices that the decoder gave back.
+        usage: token counts, if there is a usage object.
+        error: raw JSON of a top-level `error` that is not null.
+        has_content: some choice carries generated output; a role alone is none.
+        indexes: all choices present.
+        is_done: the `[DONE]` event.
+        has_internal: fields for the proxy are present, see `INTERNAL_FIELDS`.
+    """
+
+    finished: Mapping[int, str] = field(default_factory=dict)
+    recomputed: frozenset[int] = frozenset()
+    usage: Usage | None = None
+    error: bytes | None = None
+    has_content: bool = False
+    indexes: frozenset[int] = frozenset()
+    is_done: bool = False
+    has_internal: bool = False
+
+
+_NO_FACTS = ChunkFacts()
+_DONE_FACTS = ChunkFacts(is_done=True)
+
+
+class _PlainChoice(msgspec.Struct, gc=False):
+    """A choice that goes on: decoding fails on any other."""
+
+    finish_reason: None = None
+    stop_reason: None = None
+
+
+class _PlainChunk(msgspec.Struct, gc=False):
+    """A chunk that only brings output: decoding fails on any other."""
+
+    choices: list[_PlainChoice] | None = None
+    usage: None = None
+    error: None = None
+    kv_transfer_params: None = None
+    ec_transfer_params: None = None
+
+
+_decode_plain = msgspec.json.Decoder(_PlainChunk).decode
+
+
+def is_plain(block: bytes) -> bool:
+    """Say whether no event of a normalised block needs a look: all are output and nothing else.
+
+    True is certain: no finish reason, no recompute, no usage, no error, no `[DONE]`, nothing
+    internal. False is not: it only means that `read_event` shall tell.
+    """
+    try:
+        if block.find(b"\n") == len(block) - 2:
+            _decode_plain(block[5:])
+            return True
+        for line in block.split(b"\n"):
+            if line:
+                if not line.startswith(b"data:"):
+                    return False
+                _decode_plain(line[5:])
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def read_event(event: bytes, *, user_stops: frozenset[str] = frozenset()) -> ChunkFacts:
+    """Return what one event says; nothing at all if its data is not a JSON object."""
+    data = data_of(event)
+    if data.strip() == _DONE_DATA:
+        return _DONE_FACTS
+    try:
+        fields = split_object(data)
+    except ValueError:
+        return _NO_FACTS
+    return read_body(fields, user_stops=user_stops)
+
+
+def read_body(fields: JsonFields, *, user_stops: frozenset[str] = frozenset()) -> ChunkFacts:
+    """Return what the fields of a whole answer, or of a chunk, say."""
+    choices = _choices(fields)
+    finished: dict[int, str] = {}
+    recomputed: set[int] = set()
+    for index, choice in choices:
+        if is_recomputed(choice, user_stops):
+            recomputed.add(index)
+        elif choice.get("finish_reason"):
+            finished[index] = str(choice["finish_reason"])
+    error = fields.get("error")
+    return ChunkFacts(
+        finished=finished,
+        recomputed=frozenset(recomputed),
+        usage=_usage(fields),
+        error=None if _is_null(error) else bytes(error or b""),
+        has_content=any(_has_any(choice, _CONTENT_FIELDS) for _, choice in choices),
+        indexes=frozenset(index for index, _ in choices),
+        has_internal=any(not _is_null(fields.get(name)) for name in INTERNAL_FIELDS),
+    )
+
+
+def with_cached_tokens(event_or_body: bytes, cached_tokens: int) -> bytes:
+    """Return the event, or the JSON body, with `usage` telling the given cached tokens.
+
+    See `set_cached_tokens`.
+    """
+    return _edited(event_or_body, lambda fields: set_cached_tokens(fields, cached_tokens))
+
+
+def set_cached_tokens(fields: JsonFields, cached_tokens: int) -> JsonFields:
+    """Return `fields` with `usage.prompt_tokens_details.cached_tokens` set, if there is a usage.
+
+    A decoder counts every transferred block as a cache hit; only the prefiller's figure is true.
+    """
+    usage = _object(fields.get("usage"))
+    if usage is None:
+        return fields
+    details = _object(usage.get("prompt_tokens_details")) or _EMPTY
+    figure = raw(cached_tokens)
+    if details.get("cached_tokens") == figure:
+        return fields
+    details = {**details, "cached_tokens": figure}
+    usage = {**usage, "prompt_tokens_details": msgspec.Raw(join_object(details))}
+    return {**fields, "usage": msgspec.Raw(join_object(usage))}
+
+
+def without_internal(event_or_body: bytes) -> bytes:
+    """Return the event, or the JSON body, without the fields that are for the proxy only."""
+    return _edited(event_or_body, strip_internal)
+
+
+def strip_internal(fields: JsonFields) -> JsonFields:
+    """Return `fields` without the `INTERNAL_FIELDS` that hold something; null ones stay."""
+    leaking = [name for name in INTERNAL_FIELDS if not _is_null(fields.get(name))]
+    if not leaking:
+        return fields
+    return {name: value for name, value in fields.items() if name not in leaking}
+
+
+def without_recomputed(event: bytes, indexes: Collection[int]) -> bytes:
+    """Return the event with the ends of the given choices undone: their text stays.
+
+    Their `finish_reason` and `stop_reason` become null. `b""` if the event then says nothing:
+    no output, no usage, no error, no other choice.
+    """
+    fields = split_object(data_of(event))
+    facts = read_body(fields)
+    if not facts.indexes & set(indexes):
+        return event
+    others = facts.indexes - set(indexes)
+    if not others and facts.usage is None and facts.error is None:
+        names = _CONTENT_FIELDS + _OTHER_OUTPUT_FIELDS
+        if not any(_has_any(choice, names) for _, choice in _choices(fields)):
+            return b""
+    return _edited(event, lambda fields: _reopen_choices(fields, indexes))
+
+
+def error_event(error: PDProxyError) -> bytes:
+    r"""Return the event that tells a client of an error: `data: {"error":{...}}\n\n`."""
+    return encode_data(encode(error.to_openai()))
+
+
+def _edited(event_or_body: bytes, edit: Callable[[JsonFields], JsonFields]) -> bytes:
+    """Apply `edit` to the JSON object of an event or a body; the same object if it changes none."""
+    is_body = event_or_body.lstrip().startswith(b"{")
+    try:
+        fields = split_object(event_or_body if is_body else data_of(event_or_body))
+    except ValueError:
+        return event_or_body
+    edited = edit(fields)
+    if edited is fields:
+        return event_or_body
+    if is_body:
+        return join_object(edited)
+    return _other_lines(event_or_body) + encode_data(join_object(edited))
+
+
+def _other_lines(event: bytes) -> bytes:
+    """Return the lines of an event other than its data, such as `event: x`."""
+    lines = event.split(b"\n")
+    return b"".join(
+        line + b"\n" for line in lines if line and not line.startswith(b"data:") and line != b"data"
+    )
+
+
+def _reopen_choices(fields: JsonFields, indexes: Collection[int]) -> JsonFields:
+    choices = msgspec.json.decode(fields["choices"], type=list[msgspec.Raw])
+    for position, item in enumerate(choices):
+        choice = _object(item)
+        if choice is None or _index(decode(choice.get("index", _NULL)), position) not in indexes:
+            continue
+        ends = {name: _NULL for name in ("finish_reason", "stop_reason") if name in choice}
+        choices[position] = msgspec.Raw(join_object({**choice, **ends}))
+    return {**fields, "choices": raw(choices)}
+
+
+def _choices(fields: JsonFields) -> list[tuple[int, Mapping[str, object]]]:
+    """Return (index, choice) of each choice that is an object."""
+    try:
+        choices = decode(fields.get("choices", _NULL))
+    except ValueError:
+        return []
+    if not isinstance(choices, list):
+        return []
+    return [
+        (_index(choice.get("index"), position), choice)
+        for position, choice in enumerate(choices)
+        if isinstance(choice, dict)
+    ]
+
+
+def _index(value: object, position: int) -> int:
+    return value if isinstance(value, int) else position
+
+
+def _has_any(choice: Mapping[str, object], names: Collection[str]) -> bool:
+    """Say whether a choice, its delta or its message holds one of the fields, not empty."""
+    for part in (choice, choice.get("delta"), choice.get("message")):
+        if isinstance(part, Mapping) and any(part.get(name) for name in names):
+            return True
+    return False
+
+
+def _usage(fields: JsonFields) -> Usage | None:
+    usage = _object(fields.get("usage"))
+    if usage is None:
+        return None
+    details = _object(usage.get("prompt_tokens_details")) or _EMPTY
+    return Usage(
+        prompt_tokens=_count(usage.get("prompt_tokens")) or 0,
+        completion_tokens=_count(usage.get("completion_tokens")) or 0,
+        cached_tokens=_count(details.get("cached_tokens")),
+    )
+
+
+def _count(value: msgspec.Raw | None) -> int | None:
+    try:
+        count = decode(value) if value is not None else None
+    except ValueError:
+        return None
+    return count if isinstance(count, int) else None
+
+
+def _object(value: msgspec.Raw | None) -> JsonFields | None:
+    """Return the fields of a raw value, None if it is no object."""
+    try:
+        return None if value is None else split_object(bytes(value))
+    except ValueError:
+        return None
+
+
+def _is_null(value: msgspec.Raw | None) -> bool:
+    return value is None or value == _NULL
