@@ -4,10 +4,13 @@ Rule: a connection is given back only when its exchange is complete on both side
 has happened on it; in every other case it is closed at once, so that the engine notices.
 """
 
+# Python 3.11 has no typing.override to mark asyncio's callbacks with.
+# mypy: disable-error-code="explicit-override"
+
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from pdproxy import errors
 from pdproxy.upstream.framing import ResponseParser
@@ -15,30 +18,15 @@ from pdproxy.upstream.limits import ClientLimits, Timeouts
 from pdproxy.upstream.response import Response, fail_future
 from pdproxy.upstream.watch import Watch
 
+if TYPE_CHECKING:
+    from pdproxy.upstream.pool import Origin
+
 # Above this, joining head and body costs more than a second buffer for the kernel.
 _JOIN_MAX_BYTES = 64 * 1024
 
 
-class Home(Protocol):
-    """Where a connection belongs: the pool's entry for its endpoint."""
-
-    label: str
-
-    def give_back(self, connection: Connection) -> None:
-        """Take a connection that can serve another request."""
-        ...
-
-    def lost(self, connection: Connection) -> None:
-        """Forget a connection that is closed; may be called more than once."""
-        ...
-
-
 class Connection(asyncio.Protocol):
-    """The protocol of one transport.
-
-    Attributes:
-        idle_since_s: loop time of the last give-back; for the pool.
-    """
+    """The protocol of one transport; `idle_since_s` (loop time) is the pool's."""
 
     __slots__ = (
         "_can_write",
@@ -58,7 +46,7 @@ class Connection(asyncio.Protocol):
         "idle_since_s",
     )
 
-    def __init__(self, home: Home, limits: ClientLimits, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, home: Origin, limits: ClientLimits, loop: asyncio.AbstractEventLoop) -> None:
         self._home = home
         self._limits = limits
         self._loop = loop
@@ -181,12 +169,12 @@ class Connection(asyncio.Protocol):
 
     # --- called by the loop
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         # uvloop's transports are no subclasses of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def data_received(self, data: bytes) -> None:
         """Parse one read; hand its body bytes on in one call."""
         response = self._response
         if response is None:
@@ -216,7 +204,7 @@ class Connection(asyncio.Protocol):
                 )
             )
 
-    def eof_received(self) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def eof_received(self) -> None:
         """End a body that ends with the connection; fail any other."""
         response = self._response
         if response is not None and self._parser.end_of_input():
@@ -226,7 +214,7 @@ class Connection(asyncio.Protocol):
         self._home.lost(self)
         self.abort()
 
-    def connection_lost(self, exc: Exception | None) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is unfinished; let go of everything."""
         self._fail(self._lost_error("closed" if exc is None else f"{exc!r}"))
         self._home.lost(self)
@@ -234,11 +222,11 @@ class Connection(asyncio.Protocol):
         self._transport = None
         self._parser.forget_parser()
 
-    def pause_writing(self) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def pause_writing(self) -> None:
         """Let the upload wait: the engine takes no more."""
         self._can_write = False
 
-    def resume_writing(self) -> None:  # type: ignore[explicit-override]  # typing has it from 3.12 on
+    def resume_writing(self) -> None:
         """Let the upload go on."""
         self._can_write = True
         if self._writable is not None and not self._writable.done():

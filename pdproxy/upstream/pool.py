@@ -16,7 +16,7 @@ _SWEEPS_PER_LIFE = 2  # an idle connection is closed at 1 to 1.5 times its allow
 
 
 class Origin:
-    """One endpoint's idle connections and its Host line (a connection's `Home`).
+    """One endpoint's idle connections and its Host line; where its connections belong.
 
     Attributes:
         host: the Host line of its requests.
