@@ -46,7 +46,7 @@ class Cost:
     body_bytes: int = 0
 
 
-class Load(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True, gc=False):
     """Sums of the live costs of an instance; the attributes are those of `Cost`.
 
     A struct and not a dataclass: one is made per charge and release, at a sixth of the time.

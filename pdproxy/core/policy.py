@@ -54,8 +54,11 @@ _REFERENCE_MS_PER_REQUEST = 120.0745
 _FIRST_TURNS = 1 << 16
 
 
-class Candidate(msgspec.Struct, frozen=True):
-    """An instance as a policy sees it; a struct because one is made per instance and pick.
+class Candidate(msgspec.Struct, frozen=True, gc=False):
+    """An instance as a policy sees it.
+
+    A struct that the garbage collector ignores, because one is made per instance and pick; it is
+    never part of a cycle.
 
     Attributes:
         instance: what would get the leg.
@@ -124,11 +127,11 @@ def decode_scores(candidates: Sequence[Candidate], cost: Cost) -> list[float]:
     for candidate in candidates:
         load = candidate.load
         full = (load.kv_tokens + need) / (candidate.capacity_tokens or mean)
-        score = load.requests + 1 + FULL_CACHE_REQUESTS * full
         if full <= FULLEST_USE:
-            scores.append(score + PRESSURE_REQUESTS * full / (1 - full))
+            weight = FULL_CACHE_REQUESTS + PRESSURE_REQUESTS / (1 - full)
+            scores.append(load.requests + 1 + weight * full)
         else:
-            scores.append(score + _LAST_RESORT)
+            scores.append(load.requests + 1 + FULL_CACHE_REQUESTS * full + _LAST_RESORT)
     return scores
 
 
