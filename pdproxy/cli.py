@@ -28,17 +28,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"pdproxy {__version__}\n")
         return 0
     try:
-        settings = load_settings(arguments, os.environ)
+        return _run(load_settings(arguments, os.environ))
     except ConfigError as error:
         sys.stderr.writelines(f"pdproxy: {fault}\n" for fault in error.faults)
         return EXIT_USAGE
-    if settings.check_config:
-        sys.stdout.write(describe(settings))
-        return 0
-    return _run(settings)
 
 
 def _run(settings: Settings) -> int:
+    if settings.check_config:
+        sys.stdout.write(describe(settings))
+        return 0
     # The server's modules are loaded only here, so that checking a configuration stays quick.
     if settings.demo:
         from pdproxy.runtime import demo

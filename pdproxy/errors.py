@@ -19,6 +19,7 @@ class PDProxyError(Exception):
         code: short machine-readable code.
         message: text for the client.
         detail: text for the log only.
+        is_told: the client has been told already, by the engine's own error event.
     """
 
     status: ClassVar[int] = 500
@@ -30,6 +31,7 @@ class PDProxyError(Exception):
         self.message = message
         self.detail = detail
         self.param = param
+        self.is_told = False
 
     def to_openai(self) -> dict[str, object]:
         """Return `{"error": {"message", "type", "param", "code"}}`."""
@@ -99,6 +101,14 @@ class BodyTooLarge(PDProxyError):
     status = 413
     type = "invalid_request_error"
     code = "body_too_large"
+
+
+class ClientStalled(PDProxyError):
+    """The client did not read what it was sent for too long; its stream is cut."""
+
+    status = 408
+    type = "timeout_error"
+    code = "client_stalled"
 
 
 class LoopDetected(PDProxyError):

@@ -43,6 +43,11 @@ class Bounds(BaseSettings):
         "from the decode request to its first event, 0: no limit; covers the KV transfer and the "
         "decoder's queue",
     )
+    answer_timeout: types.Duration = _timeout(
+        3600.0,
+        "from the decode request to an answer that is not streamed, 0: no limit; an engine says "
+        "nothing before it is complete",
+    )
     idle_timeout: types.Duration = _timeout(
         300.0, "between two reads of an answer, 0: no limit; there is no limit on its total time"
     )

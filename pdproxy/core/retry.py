@@ -1,0 +1,80 @@
+"""What to do after a failed attempt: one pure decision per leg.
+
+Rule: a KV handle is sent to a second decoder only if the first one certainly did not get it; a
+handle that may be spent would be answered with wrong text (vLLM 0.32, seen on engines).
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum, auto
+
+from pdproxy.core.instance import Role
+from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamUnreachable
+
+# HTTP statuses by which an engine says "not now".
+TOO_MANY_REQUESTS = 429
+REQUEST_TIMEOUT = 408
+UNAVAILABLE = 503
+FIRST_SERVER_ERROR = 500
+
+# Growth of the wait between attempts, its spread, and its bounds in seconds.
+GROWTH = 2.0
+JITTER = 0.25
+MIN_DELAY_S = 0.05
+MAX_DELAY_S = 5.0
+
+
+class Verdict(Enum):
+    """How a leg goes on after a failed attempt."""
+
+    GIVE_UP = auto()
+    ELSEWHERE = auto()  # the same leg on another instance, the same one if there is no other
+    ONLY_ELSEWHERE = auto()  # the same, but never on an instance that said "not now"
+    FRESH_PREFILL = auto()  # the handle may be spent: prefill again, then another decoder
+    FRESH_PREFILL_ONLY_ELSEWHERE = auto()
+
+
+def judge(role: Role, error: PDProxyError) -> Verdict:
+    """Return how to go on after `error` ended an attempt before any output reached the client."""
+    if isinstance(error, UpstreamUnreachable):
+        return Verdict.ELSEWHERE
+    is_decode = role is Role.DECODE
+    if isinstance(error, EngineAnswered):
+        if not _is_retryable(error.engine_status):
+            return Verdict.GIVE_UP
+        if _says_when(error):
+            return Verdict.FRESH_PREFILL_ONLY_ELSEWHERE if is_decode else Verdict.ONLY_ELSEWHERE
+    elif not isinstance(error, UpstreamError):
+        return Verdict.GIVE_UP
+    return Verdict.FRESH_PREFILL if is_decode else Verdict.ELSEWHERE
+
+
+def is_instance_fault(error: PDProxyError) -> bool:
+    """Tell whether `error` counts against the instance's health."""
+    if isinstance(error, EngineAnswered):
+        status = error.engine_status
+        return status >= FIRST_SERVER_ERROR and not _says_when(error)
+    return isinstance(error, UpstreamError)
+
+
+def delay_s(attempt: int, base_s: float, rng: random.Random) -> float:
+    """Return the wait in seconds before the attempt after `attempt` (1 for the first).
+
+    Doubling from `base_s`, a quarter up or down at random, so that clients that failed together
+    do not come back together; never below MIN_DELAY_S, never above MAX_DELAY_S.
+    """
+    grown = base_s * GROWTH ** (attempt - 1)
+    spread = grown * rng.uniform(1 - JITTER, 1 + JITTER)
+    return min(MAX_DELAY_S, max(MIN_DELAY_S, spread))
+
+
+def _is_retryable(status: int) -> bool:
+    return status >= FIRST_SERVER_ERROR or status in (TOO_MANY_REQUESTS, REQUEST_TIMEOUT)
+
+
+def _says_when(error: EngineAnswered) -> bool:
+    if error.engine_status == TOO_MANY_REQUESTS:
+        return True
+    names = {name for name, _ in error.headers}
+    return error.engine_status == UNAVAILABLE and "retry-after" in names

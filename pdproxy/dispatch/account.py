@@ -1,0 +1,73 @@
+"""The account of one request: what happened to it, for the access log and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from pdproxy.core.timeline import Timeline
+
+
+class Outcome(StrEnum):
+    """How a request ended; a closed set, since it is a label of metrics."""
+
+    SUCCESS = "success"
+    CLIENT_ERROR = "client_error"
+    ENGINE_ERROR = "engine_error"
+    PROXY_ERROR = "proxy_error"
+    REJECTED = "rejected"
+    CLIENT_DISCONNECTED = "client_disconnected"
+
+
+@dataclass(slots=True)
+class Account:
+    """Written while the request runs, read once when it ends.
+
+    Attributes:
+        request_id: the id that the client sees.
+        client: the peer's address.
+        prefiller, decoder: label of the instance last used, "" if none.
+        prefill_attempts, decode_attempts: attempts made, over all rounds.
+        prompt_tokens, cached_tokens: as the prefiller counted.
+        output_tokens: as the decoder counted; None if it never said.
+        finish_reasons: of the choices that finished.
+        status: HTTP status the client got, 0 if none.
+        why: what went wrong, in words for the operator.
+    """
+
+    request_id: str
+    endpoint: str
+    client: str
+    timeline: Timeline
+    model: str = ""
+    is_stream: bool = False
+    prefiller: str = ""
+    decoder: str = ""
+    prefill_attempts: int = 0
+    decode_attempts: int = 0
+    rounds: int = 1
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reasons: list[str] = field(default_factory=list)
+    status: int = 0
+    outcome: Outcome = Outcome.SUCCESS
+    why: str = ""
+    # The engines took the model's name, so it may be a label.
+    is_model_known: bool = False
+
+    def count(self, prompt: int | None, cached: int | None, output: int | None) -> None:
+        """Add the tokens of one answered prompt."""
+        self.prompt_tokens = _added(self.prompt_tokens, prompt)
+        self.cached_tokens = _added(self.cached_tokens, cached)
+        self.output_tokens = _added(self.output_tokens, output)
+
+    def fail(self, outcome: Outcome, why: str) -> None:
+        """Note a failure; the first one noted is the cause and stays."""
+        if self.outcome is Outcome.SUCCESS:
+            self.outcome = outcome
+            self.why = why
+
+
+def _added(sum_: int | None, tokens: int | None) -> int | None:
+    return sum_ if tokens is None else (sum_ or 0) + tokens

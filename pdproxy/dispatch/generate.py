@@ -1,0 +1,264 @@
+"""One generate request from start to end: prefill, hand-off, decode, relay, what may be retried.
+
+Rule: an attempt is repeated only while the client was sent nothing, at most `max_attempts` times
+per leg, and on an instance that has not failed this request while there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from pdproxy.core.api import GenerateRequest
+from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
+from pdproxy.core.fleet import Lease
+from pdproxy.core.instance import Role
+from pdproxy.core.jsonfields import join_object, split_object
+from pdproxy.core.retry import Verdict, delay_s, judge
+from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.legs import (
+    Attempts,
+    Call,
+    Handoff,
+    Tools,
+    decode,
+    decode_cost,
+    failure_reason,
+    prefill,
+    prefill_cost,
+    without_prefill,
+)
+from pdproxy.dispatch.ports import Downstream
+from pdproxy.dispatch.relay import StreamFacts, StreamRelay, engine_error
+from pdproxy.errors import (
+    EngineAnswered,
+    NoInstance,
+    PDProxyError,
+    RecomputeUnsupported,
+    UpstreamProtocol,
+    UpstreamTimeout,
+)
+from pdproxy.upstream.response import Response
+
+logger = logging.getLogger(__name__)
+
+EVENT_STREAM = "text/event-stream"
+# Finish reasons by which an engine says that the answer failed.
+FAILED_FINISHES = frozenset({"error", "abort"})
+_ELSEWHERE_ONLY = frozenset({Verdict.ONLY_ELSEWHERE, Verdict.FRESH_PREFILL_ONLY_ELSEWHERE})
+_FRESH = frozenset({Verdict.FRESH_PREFILL, Verdict.FRESH_PREFILL_ONLY_ELSEWHERE})
+
+
+class Exchange:
+    """One request for one prompt: its attempts, its hand-off, its answer."""
+
+    def __init__(
+        self, tools: Tools, request: GenerateRequest, call: Call, downstream: Downstream
+    ) -> None:
+        self._tools = tools
+        self._request = request
+        self._call = call
+        self._downstream = downstream
+        self._attempts = Attempts()
+
+    async def run(self) -> None:
+        """Answer the request.
+
+        Raises:
+            PDProxyError: it could not be answered; `downstream.is_committed` says how much the
+                client has seen.
+        """
+        if not self._tools.fleet.available(Role.DECODE):
+            raise NoInstance("no decoder is available")
+        handoff: Handoff | None = None
+        try:
+            while True:
+                if handoff is None or self._is_stale(handoff):
+                    self._drop(handoff)
+                    handoff = None
+                    handoff = await self._prefill()
+                verdict = await self._decode(handoff)
+                if verdict is None:
+                    return
+                if verdict in _FRESH:
+                    self._drop(handoff)
+                    handoff = None
+        finally:
+            self._drop(handoff)
+
+    async def _prefill(self) -> Handoff:
+        """Prefill on one instance after the other until one has a hand-off."""
+        tools, request, call = self._tools, self._request, self._call
+        if request.is_decode_only:
+            return without_prefill(tools, request, call)
+        cost = prefill_cost(tools, request)
+        failed = self._attempts.failed[Role.PREFILL]
+        while True:
+            lease = tools.fleet.lease(Role.PREFILL, cost, avoid=failed)
+            self._attempts.made[Role.PREFILL] += 1
+            call.account.prefill_attempts += 1
+            try:
+                return await prefill(tools, request, call, lease)
+            except PDProxyError as error:
+                lease.close()
+                failed.append(lease.instance)
+                await self._before_retry(Role.PREFILL, error)
+            except BaseException:
+                lease.close()
+                raise
+
+    async def _decode(self, handoff: Handoff) -> Verdict | None:
+        """Make one decode attempt; return how to go on, None when the answer is complete."""
+        tools, request, call = self._tools, self._request, self._call
+        failed = self._attempts.failed[Role.DECODE]
+        cost = decode_cost(tools, request, handoff.prompt_tokens)
+        with tools.fleet.lease(Role.DECODE, cost, avoid=failed) as lease:
+            self._attempts.made[Role.DECODE] += 1
+            call.account.decode_attempts += 1
+            try:
+                await self._answer(lease, handoff)
+            except PDProxyError as error:
+                if self._downstream.is_committed:
+                    raise
+                failure = error
+                failed.append(lease.instance)
+            else:
+                return None
+        return await self._before_retry(Role.DECODE, failure)
+
+    async def _answer(self, lease: Lease, handoff: Handoff) -> None:
+        tools, request = self._tools, self._request
+        started = tools.clock()
+        async with decode(tools, request, self._call, lease, handoff) as response:
+            if not (response.header("content-type") or "").startswith(EVENT_STREAM):
+                handoff.release()
+                await self._respond(response, handoff)
+                return
+            relay = self._relay_for(response, handoff)
+            await self._open(relay, started)
+            self._call.account.timeline.mark_first_event(tools.clock())
+            handoff.release()
+            await self._downstream.start(response.headers)
+            relay.attach(self._downstream)
+            try:
+                await relay.finished()
+            finally:
+                self._settle(relay.facts, handoff)
+            if relay.facts.error is not None:
+                raise _told(engine_error(relay.facts.error))
+
+    def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
+        request, tools = self._request, self._tools
+        timeline, clock = self._call.account.timeline, tools.clock
+        relay = StreamRelay(
+            response,
+            choices=request.choices,
+            cached_tokens=handoff.cached_tokens,
+            stops=request.stops,
+            max_event_bytes=tools.rules.max_event_bytes,
+            on_content=lambda: timeline.mark_first_content(clock()),
+        )
+        response.pipe(relay)
+        return relay
+
+    async def _open(self, relay: StreamRelay, started: float) -> None:
+        """Wait for the first sign of generation, within what is left of the first-token timeout."""
+        limit_s = self._tools.rules.first_token_s
+        if limit_s is not None:
+            limit_s = max(0.0, limit_s - (self._tools.clock() - started))
+        try:
+            async with asyncio.timeout(limit_s):
+                await relay.opening()
+        except TimeoutError:
+            text = "the decoder sent no event within the first-token timeout"
+            raise UpstreamTimeout(text, phase="first_token") from None
+
+    def _settle(self, facts: StreamFacts | ChunkFacts, handoff: Handoff) -> None:
+        """Write what the answer said into the account."""
+        account, tools, request = self._call.account, self._tools, self._request
+        account.timeline.mark_last_content(tools.clock())
+        account.finish_reasons.extend(facts.finished.values())
+        usage = facts.usage
+        prompt_tokens = handoff.prompt_tokens if usage is None else usage.prompt_tokens
+        output_tokens = None if usage is None else usage.completion_tokens
+        account.count(prompt_tokens, handoff.cached_tokens, output_tokens)
+        if output_tokens is not None:
+            tools.outputs.observe(request.model, output_tokens // request.choices)
+        if FAILED_FINISHES.intersection(facts.finished.values()):
+            account.fail(Outcome.ENGINE_ERROR, "an answer ended with finish_reason error or abort")
+
+    async def _respond(self, response: Response, handoff: Handoff) -> None:
+        """Pass a whole JSON answer on; only the prefiller's figure for cached tokens goes in."""
+        body = await response.read(self._tools.rules.max_answer_bytes)
+        try:
+            fields = split_object(body)
+        except ValueError as error:
+            text = "the decoder's answer is not JSON"
+            raise UpstreamProtocol(text, detail=str(error)) from None
+        facts = read_body(fields, user_stops=self._request.stops)
+        if facts.recomputed:
+            text = "the decoder ran out of KV cache before the answer ended"
+            raise RecomputeUnsupported(text)
+        self._call.account.timeline.mark_first_content(self._tools.clock())
+        self._settle(facts, handoff)
+        kept = strip_internal(fields)
+        body = body if kept is fields else join_object(kept)
+        if handoff.cached_tokens is not None:
+            body = with_cached_tokens(body, handoff.cached_tokens)
+        await self._downstream.respond(response.status, response.headers, body)
+
+    async def _before_retry(self, role: Role, error: PDProxyError) -> Verdict:
+        """Return how to go on after a failure, having waited if the instance must have a pause.
+
+        Raises:
+            PDProxyError: `error`, if there is nothing left to try.
+        """
+        tools, attempts = self._tools, self._attempts
+        verdict = judge(role, error)
+        made, failed = attempts.made[role], attempts.failed[role]
+        if verdict is Verdict.GIVE_UP or made >= tools.rules.max_attempts:
+            raise error
+        is_other_free = any(i not in failed for i in tools.fleet.available(role))
+        if verdict in _ELSEWHERE_ONLY and not is_other_free:
+            raise error
+        needs_prefill = verdict in _FRESH and not self._request.is_decode_only
+        if needs_prefill and attempts.made[Role.PREFILL] >= tools.rules.max_attempts:
+            raise error
+        tools.observer.retried(role, failure_reason(error))
+        logger.warning(
+            "%s attempt %d on %s failed, trying again: %s",
+            role,
+            made,
+            failed[-1].label,
+            describe(error),
+        )
+        if not is_other_free:
+            await asyncio.sleep(delay_s(made, tools.rules.retry_delay_s, tools.rng))
+        return verdict
+
+    def _is_stale(self, handoff: Handoff) -> bool:
+        if handoff.handle is None:
+            return False
+        age_s = self._tools.clock() - handoff.made_at
+        return handoff.is_spent or age_s > self._tools.rules.kv_handle_ttl_s
+
+    def _drop(self, handoff: Handoff | None) -> None:
+        """Take the charge off the prefiller, and tell if the handle was never used."""
+        if handoff is None:
+            return
+        handoff.release()
+        if handoff.handle is not None and not handoff.is_spent and handoff.lease is not None:
+            handoff.is_spent = True
+            self._tools.observer.handle_abandoned(handoff.lease.instance)
+
+
+def describe(error: PDProxyError) -> str:
+    """Return one line for the log; never a body, which may quote the prompt."""
+    if isinstance(error, EngineAnswered):
+        return f"it answered {error.engine_status}"
+    return f"{error.message} ({error.detail})" if error.detail else error.message
+
+
+def _told(error: PDProxyError) -> PDProxyError:
+    error.is_told = True
+    return error

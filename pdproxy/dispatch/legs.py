@@ -1,0 +1,252 @@
+"""One attempt of one leg: body out, answer in, told to the observer and to the fleet."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from pdproxy.connectors.base import Connector
+from pdproxy.core.api import GenerateRequest
+from pdproxy.core.chunks import read_body
+from pdproxy.core.fleet import Fleet, Lease
+from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_id
+from pdproxy.core.instance import Instance, Role
+from pdproxy.core.jsonfields import Raw, split_object
+from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
+from pdproxy.core.retry import is_instance_fault
+from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.ports import Observer
+from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamProtocol
+from pdproxy.upstream.client import EngineClient
+from pdproxy.upstream.response import Response
+
+OK = 200
+MULTIPLE_CHOICES = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What every request shares; made once by the worker."""
+
+    client: EngineClient
+    fleet: Fleet
+    connector: Connector
+    tokens: TokenEstimator
+    outputs: OutputEstimator
+    rules: DispatchRules
+    observer: Observer
+    clock: Callable[[], float]
+    rng: random.Random
+
+
+@dataclass(slots=True)
+class Call:
+    """One client request on its way.
+
+    Attributes:
+        headers: for engines, without those that a leg adds.
+        client_id: the client's own X-Request-Id, None if it sent none.
+    """
+
+    account: Account
+    headers: HeaderList
+    client_id: str | None
+
+
+@dataclass(slots=True)
+class Handoff:
+    """What a prefill leaves for the decode: the KV handle and its owner's account.
+
+    The prefiller's lease stays charged with the pinned KV tokens until `release`.
+    """
+
+    engine_id: str
+    handle: Raw | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    made_at: float = 0.0
+    lease: Lease | None = None
+    is_spent: bool = False
+
+    def release(self) -> None:
+        """Take the charge off the prefiller; nothing happens the second time."""
+        if self.lease is not None:
+            self.lease.close()
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Attempts of one round: how many per leg, and who failed."""
+
+    made: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    failed: dict[Role, list[Instance]] = field(default_factory=lambda: {r: [] for r in Role})
+
+
+async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lease) -> Handoff:
+    """Make one prefill attempt on the leased instance; the hand-off takes the lease over.
+
+    Raises:
+        EngineAnswered: not a 2xx.
+        UpstreamError: no answer.
+    """
+    account, clock = call.account, tools.clock
+    engine_id = _engine_id(tools, call)
+    account.prefiller = lease.instance.label
+    account.timeline.mark_prefill_started(clock())
+    headers = [p for p in call.headers if p[0] != DATA_PARALLEL_RANK]
+    headers.append(("x-request-id", engine_id))
+    body = tools.connector.prefill_body(request)
+    async with attempt(tools, lease.instance):
+        response = await tools.client.send(
+            lease.instance.endpoint,
+            "POST",
+            request.api.value,
+            headers,
+            body,
+            timeouts=tools.rules.prefill,
+        )
+        with response:
+            answer = await response.read(tools.rules.max_answer_bytes)
+            check_status(response, answer)
+            fields = _split_reply(answer)
+    account.timeline.mark_prefill_done(clock())
+    return _hand_off(tools, request, call, lease, engine_id, fields)
+
+
+@asynccontextmanager
+async def decode(
+    tools: Tools, request: GenerateRequest, call: Call, lease: Lease, handoff: Handoff
+) -> AsyncIterator[Response]:
+    """Make one decode attempt; the response has a 2xx status and its body is still to come.
+
+    Raises:
+        EngineAnswered: not a 2xx.
+        UpstreamError: no answer.
+    """
+    account = call.account
+    account.decoder = lease.instance.label
+    account.timeline.mark_decode_started(tools.clock())
+    headers = [*call.headers, ("x-request-id", handoff.engine_id)]
+    body = tools.connector.decode_body(request, handoff.handle)
+    rules = tools.rules
+    async with attempt(tools, lease.instance):
+        response = await tools.client.send(
+            lease.instance.endpoint,
+            "POST",
+            request.api.value,
+            headers,
+            body,
+            timeouts=rules.decode_stream if request.wants_stream else rules.decode_whole,
+        )
+        handoff.is_spent = True
+        with response:
+            if not OK <= response.status < MULTIPLE_CHOICES:
+                check_status(response, await response.read(tools.rules.max_answer_bytes))
+            yield response
+
+
+def prefill_cost(tools: Tools, request: GenerateRequest) -> Cost:
+    """Return what a prefill of the request is estimated to take."""
+    tokens = request.prompt_tokens
+    if tokens is None:
+        tokens = tools.tokens.estimate(request.model, request.text_bytes)
+    return Cost(compute_tokens=tokens + request.media_tokens, body_bytes=request.body_bytes)
+
+
+def decode_cost(tools: Tools, request: GenerateRequest, prompt_tokens: int) -> Cost:
+    """Return what a decode is expected to hold: the prompt once, each choice's output."""
+    output = tools.outputs.expect(request.model, request.max_output_tokens)
+    kv_tokens = prompt_tokens + output * request.choices
+    return Cost(kv_tokens=kv_tokens, body_bytes=request.body_bytes)
+
+
+def check_status(response: Response, body: bytes) -> None:
+    """Raise EngineAnswered unless the status is a 2xx."""
+    if not OK <= response.status < MULTIPLE_CHOICES:
+        raise EngineAnswered(response.status, response.headers, body)
+
+
+def without_prefill(tools: Tools, request: GenerateRequest, call: Call) -> Handoff:
+    """Return the hand-off of a request that a decoder computes alone."""
+    cost = prefill_cost(tools, request)
+    return Handoff(_engine_id(tools, call), prompt_tokens=cost.compute_tokens)
+
+
+def _engine_id(tools: Tools, call: Call) -> str:
+    return engine_request_id(call.client_id, f"{tools.rng.getrandbits(128):032x}")
+
+
+def _split_reply(answer: bytes) -> dict[str, Raw]:
+    try:
+        return split_object(answer)
+    except ValueError as error:
+        raise UpstreamProtocol("the prefiller's answer is not JSON", detail=str(error)) from None
+
+
+def _hand_off(
+    tools: Tools,
+    request: GenerateRequest,
+    call: Call,
+    lease: Lease,
+    engine_id: str,
+    fields: dict[str, Raw],
+) -> Handoff:
+    usage = read_body(fields).usage
+    handle = tools.connector.handle_of(fields)
+    call.account.is_model_known = True
+    if usage is None:
+        prompt_tokens = prefill_cost(tools, request).compute_tokens
+    else:
+        prompt_tokens = usage.prompt_tokens
+        learn_from(tools, request, prompt_tokens)
+    if handle is None:
+        lease.close()
+        tools.observer.handle_missing(lease.instance)
+    else:
+        lease.recharge(Cost(kv_tokens=prompt_tokens, body_bytes=request.body_bytes))
+    return Handoff(
+        engine_id,
+        handle=handle,
+        prompt_tokens=prompt_tokens,
+        cached_tokens=(usage.cached_tokens if usage else None) or 0,
+        made_at=tools.clock(),
+        lease=lease,
+    )
+
+
+def learn_from(tools: Tools, request: GenerateRequest, prompt_tokens: int) -> None:
+    """Let the token estimate of the model learn from an exact count."""
+    if request.prompt_tokens is None:
+        text_tokens = max(0, prompt_tokens - request.media_tokens)
+        tools.tokens.observe(request.model, request.text_bytes, text_tokens)
+
+
+@asynccontextmanager
+async def attempt(tools: Tools, instance: Instance) -> AsyncIterator[None]:
+    """Tell observer and fleet how the attempt inside ended."""
+    started = tools.clock()
+    try:
+        yield
+    except PDProxyError as error:
+        reason = failure_reason(error)
+        tools.observer.attempt_finished(instance, "error", tools.clock() - started, reason)
+        if is_instance_fault(error):
+            certain = isinstance(error, UpstreamError) and error.reason == "connect"
+            tools.fleet.report_failure(instance, certain=certain)
+        raise
+    except asyncio.CancelledError:
+        tools.observer.attempt_finished(instance, "abandoned", tools.clock() - started)
+        raise
+    tools.observer.attempt_finished(instance, "success", tools.clock() - started)
+    tools.fleet.report_success(instance)
+
+
+def failure_reason(error: PDProxyError) -> str:
+    """Return a label value from a closed set."""
+    if isinstance(error, EngineAnswered):
+        return f"status_{error.engine_status // 100}xx"
+    return error.reason if isinstance(error, UpstreamError) else error.code

@@ -1,0 +1,69 @@
+"""What dispatch needs from the outside: somewhere to write the answer, someone to tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pdproxy.core.instance import Instance, Role
+
+Headers = Sequence[tuple[str, str]]
+
+
+class Downstream(Protocol):
+    """The way back to one client.
+
+    Nothing is sent before `start` or `respond`; after `start` only whole SSE events are written.
+    """
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether the client was sent anything."""
+        ...
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client reads more slowly than it is written to."""
+        ...
+
+    async def start(self, headers: Headers) -> None:
+        """Send status 200 and the head of an event stream. `headers` are the engine's."""
+        ...
+
+    def write(self, block: bytes) -> None:
+        """Send whole events at once, never blocking; watch `is_congested`."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until the client caught up.
+
+        Raises:
+            ClientStalled: it did not within the write stall timeout.
+        """
+        ...
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer that is no stream."""
+        ...
+
+
+class Observer(Protocol):
+    """Who is told what happens; calls are synchronous and cheap."""
+
+    def attempt_finished(
+        self, instance: Instance, outcome: str, seconds: float, reason: str = ""
+    ) -> None:
+        """One attempt of a leg ended; `outcome` is "success", "error" or "abandoned"."""
+        ...
+
+    def retried(self, role: Role, reason: str) -> None:
+        """A leg is tried again."""
+        ...
+
+    def handle_missing(self, instance: Instance) -> None:
+        """A prefiller answered without a KV handle, so the decoder computes the prompt."""
+        ...
+
+    def handle_abandoned(self, instance: Instance) -> None:
+        """A KV handle was not used; the prefiller holds its blocks until its lease ends."""
+        ...

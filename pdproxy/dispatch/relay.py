@@ -1,0 +1,262 @@
+"""The relay: decoder bytes in, whole SSE events out, straight from the socket's callback.
+
+Rules: nothing is released before the decoder's first sign of generation; one write per read;
+what no rule touches leaves byte for byte; a stream is a success only when every choice has its
+finish reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pdproxy.core import sse
+from pdproxy.core.chunks import (
+    ChunkFacts,
+    Usage,
+    is_plain,
+    read_event,
+    with_cached_tokens,
+    without_recomputed,
+)
+from pdproxy.core.jsonfields import Raw, decode, join_object
+from pdproxy.dispatch.ports import Downstream
+from pdproxy.errors import (
+    EngineAnswered,
+    PDProxyError,
+    RecomputeUnsupported,
+    UpstreamError,
+    UpstreamLost,
+    UpstreamProtocol,
+)
+from pdproxy.upstream.response import Response
+
+MIN_ERROR_STATUS = 400
+MAX_ERROR_STATUS = 599
+DEFAULT_ERROR_STATUS = 502
+
+
+@dataclass(slots=True)
+class StreamFacts:
+    """What a stream has said so far."""
+
+    finished: dict[int, str] = field(default_factory=dict)
+    recomputed: set[int] = field(default_factory=set)
+    usage: Usage | None = None
+    error: bytes | None = None
+    is_done: bool = False
+
+
+class StreamRelay:
+    """A body sink between one decoder's stream and one client.
+
+    First await `opening()`, then call `attach()`, then await `finished()`.
+    """
+
+    def __init__(
+        self,
+        response: Response,
+        *,
+        choices: int,
+        cached_tokens: int | None,
+        stops: frozenset[str],
+        max_event_bytes: int,
+        on_content: Callable[[], None],
+    ) -> None:
+        """Make a relay for a stream of `choices` answers.
+
+        `cached_tokens` is the prefiller's figure, which replaces the decoder's; None leaves it.
+        `on_content` is called once, when the first content event is being written.
+        """
+        self.facts = StreamFacts()
+        self._response = response
+        self._choices = choices
+        self._cached_tokens = cached_tokens
+        self._stops = stops
+        self._on_content = on_content
+        self._splitter = sse.EventSplitter(max_event_bytes=max_event_bytes)
+        self._downstream: Downstream | None = None
+        self._held: list[bytes] = []
+        self._has_content = False
+        self._is_open = False
+        self._is_over = False
+        self._failure: PDProxyError | None = None
+        self._wake: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def opening(self) -> None:
+        """Wait for the first event that shows generation, or for the end.
+
+        Raises:
+            PDProxyError: the stream failed before that; another attempt may be made.
+        """
+        await self._wake
+        if self._is_open:
+            return
+        if self._failure is None:
+            self._failure = UpstreamLost("the decoder ended its stream before any output")
+        raise self._failure
+
+    def attach(self, downstream: Downstream) -> None:
+        """Let what was held and all that comes go to the client."""
+        self._downstream = downstream
+        held = b"".join(self._held)
+        self._held.clear()
+        if held:
+            self._send(downstream, held)
+        if self._has_content:
+            self._on_content()
+
+    async def finished(self) -> None:
+        """Wait until the stream is over, throttling the decoder while the client is slow.
+
+        Raises:
+            PDProxyError: it did not end as it should.
+        """
+        downstream = self._downstream
+        assert downstream is not None
+        while not self._is_over:
+            self._wake = asyncio.get_running_loop().create_future()
+            if downstream.is_congested:
+                await downstream.drain()
+                self._response.resume()
+            await self._wake
+        if self._failure is not None:
+            raise self._failure
+
+    # --- the sink: called by the connection, synchronously
+
+    def body_received(self, data: bytes) -> None:
+        """Take the bytes of one read."""
+        if self._is_over:
+            return
+        try:
+            block = self._splitter.feed(data)
+        except ValueError:
+            self._finish(UpstreamProtocol("the decoder sent an event over the size limit"))
+            return
+        if not block:
+            return
+        downstream = self._downstream
+        if downstream is None or not self._has_content or not is_plain(block):
+            block = self._inspect(block)
+        if downstream is None:
+            self._hold(block)
+        elif block:
+            self._send(downstream, block)
+
+    def body_ended(self) -> None:
+        """Take the end of the body."""
+        if self._is_over:
+            return
+        failure = self._verdict()
+        downstream = self._downstream
+        if failure is None and downstream is not None and not self._has_ending:
+            downstream.write(sse.DONE)
+        self._finish(failure)
+
+    def body_failed(self, error: UpstreamError) -> None:
+        """Take the failure of the connection."""
+        if not self._is_over:
+            is_whole = self.facts.is_done and self._verdict() is None
+            self._finish(None if is_whole else error)
+
+    # --- inside
+
+    def _inspect(self, block: bytes) -> bytes:
+        """Read each event of a block and return what goes on."""
+        kept = [self._apply(event) for event in sse.split_block(block)]
+        return b"".join(kept)
+
+    def _apply(self, event: bytes) -> bytes:
+        seen = read_event(event, user_stops=self._stops)
+        facts = self.facts
+        if seen.is_done:
+            facts.is_done = True
+            return event if self._verdict() is None else b""
+        facts.finished.update(seen.finished)
+        if seen.recomputed:
+            facts.recomputed.update(seen.recomputed)
+            event = without_recomputed(event, seen.recomputed)
+        if seen.usage is not None:
+            facts.usage = seen.usage
+            if self._cached_tokens is not None:
+                event = with_cached_tokens(event, self._cached_tokens)
+        if seen.error is not None:
+            facts.error = seen.error
+        self._note_start(seen, event)
+        return event
+
+    def _note_start(self, seen: ChunkFacts, event: bytes) -> None:
+        if seen.has_content and not self._has_content:
+            self._has_content = True
+            if self._downstream is not None:
+                self._on_content()
+        if not self._is_open and _shows_generation(seen, event):
+            self._is_open = True
+
+    def _hold(self, block: bytes) -> None:
+        self._held.append(block)
+        if self.facts.error is not None and not self._is_open:
+            self._finish(engine_error(self.facts.error))
+        elif self._is_open and not self._wake.done():
+            self._wake.set_result(None)
+
+    def _send(self, downstream: Downstream, block: bytes) -> None:
+        downstream.write(block)
+        if downstream.is_congested:
+            self._response.pause()
+            self._rouse()
+
+    @property
+    def _has_ending(self) -> bool:
+        """The client has been told the end: `[DONE]`, or the engine's own error event."""
+        return self.facts.is_done or self.facts.error is not None
+
+    def _verdict(self) -> PDProxyError | None:
+        """Return what is wrong with a stream that ends here; None if nothing is.
+
+        An error event of the engine's own has told the client already.
+        """
+        facts = self.facts
+        if facts.error is not None:
+            return None
+        if facts.recomputed:
+            return RecomputeUnsupported("the decoder ran out of KV cache before the answer ended")
+        if len(facts.finished) < self._choices:
+            return UpstreamLost("the decoder ended its stream before the answer was complete")
+        return None
+
+    def _finish(self, failure: PDProxyError | None) -> None:
+        self._is_over = True
+        self._failure = failure
+        self._rouse()
+
+    def _rouse(self) -> None:
+        if not self._wake.done():
+            self._wake.set_result(None)
+
+
+def _shows_generation(seen: ChunkFacts, event: bytes) -> bool:
+    """Tell whether the decoder has begun to generate.
+
+    A role alone does not show it: an engine sends one before it finds that the KV cache cannot
+    be loaded (vLLM 0.32, seen on engines).
+    """
+    if seen.has_content or seen.finished or seen.recomputed or seen.usage is not None:
+        return True
+    return bool(seen.indexes) and b'"role"' not in event
+
+
+def engine_error(error: bytes) -> EngineAnswered:
+    """Return an error event that came before any output as the answer it stands for.
+
+    `error` is the raw value of the event's `error`, such as
+    `{"message": "...", "type": "InternalServerError", "param": null, "code": 500}`.
+    """
+    plain = decode(error)
+    code = plain.get("code") if isinstance(plain, dict) else None
+    is_status = isinstance(code, int) and MIN_ERROR_STATUS <= code <= MAX_ERROR_STATUS
+    status = code if isinstance(code, int) and is_status else DEFAULT_ERROR_STATUS
+    headers = [("content-type", "application/json")]
+    return EngineAnswered(status, headers, join_object({"error": Raw(error)}))

@@ -1,0 +1,116 @@
+"""The listening socket: bound early so that faults show at start, bounded in what it accepts.
+
+Rule: an accepted connection must find a file descriptor for its way to an engine too. Beyond
+that a client is told so at once, instead of the process failing in the middle of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import Callable
+
+from pdproxy.core.jsonfields import encode
+from pdproxy.errors import ConfigError, Overloaded
+
+logger = logging.getLogger(__name__)
+
+# For the log, the listener, the event loop, probes and the admin calls.
+RESERVED_DESCRIPTORS = 64
+# A client's own connection, one to an engine, and one that the pool keeps idle for a moment.
+DESCRIPTORS_PER_CLIENT = 3
+MIN_CONNECTIONS = 16
+# More is of no use to one process and makes some kernels allocate tables.
+MAX_DESCRIPTORS = 1_048_576
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one; return what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:
+            logger.warning("the limit of open files stays at %d: %s", soft, error)
+            return soft
+        return wanted
+    return MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def max_connections(descriptors: int) -> int:
+    """Return how many client connections a limit of open files can carry."""
+    return max(MIN_CONNECTIONS, (descriptors - RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT)
+
+
+def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
+    """Bind and listen on every address of `host`.
+
+    Raises:
+        ConfigError: the name is unknown, or an address is in use or not this machine's.
+    """
+    host = host.strip("[]")
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError as error:
+        raise ConfigError([f"--host: {host!r} cannot be resolved: {error}"]) from None
+    sockets: list[socket.socket] = []
+    failures: list[str] = []
+    for family, kind, proto, _, address in dict.fromkeys(found):
+        try:
+            sockets.append(_listen(family, kind, proto, address, backlog))
+        except OSError as error:
+            failures.append(f"cannot listen on {address[0]} port {port}: {error.strerror}")
+    if not sockets or any("in use" in failure for failure in failures):
+        for listening in sockets:
+            listening.close()
+        raise ConfigError([f"--host, --port: {failure}" for failure in failures])
+    return sockets
+
+
+def _listen(family: int, kind: int, proto: int, address: object, backlog: int) -> socket.socket:
+    listening = socket.socket(family, kind, proto)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        listening.bind(address)  # type: ignore[arg-type]  # as getaddrinfo gave it
+        listening.listen(backlog)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+def bounded(
+    factory: Callable[[], asyncio.Protocol], count: Callable[[], int], limit: int
+) -> Callable[[], asyncio.Protocol]:
+    """Return a protocol factory that refuses connections while `count()` is at `limit`."""
+
+    def make() -> asyncio.Protocol:
+        return factory() if count() < limit else _Refusal()
+
+    return make
+
+
+class _Refusal(asyncio.Protocol):
+    """Answers 503 at once and closes."""
+
+    def connection_made(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, transport: asyncio.BaseTransport
+    ) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        error = Overloaded("the proxy has no room for another connection")
+        body = encode(error.to_openai())
+        head = (
+            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
+            f"Retry-After: {error.retry_after_s}\r\nContent-Length: {len(body)}\r\n"
+            "Connection: close\r\n\r\n"
+        )
+        transport.write(head.encode() + body)
+        transport.close()

@@ -1,0 +1,102 @@
+"""Logs: text for people or one JSON object a line; one access line per request.
+
+Rule: nothing that a client sent but its request id, its address and the model's name, and no key.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import orjson
+
+from pdproxy.dispatch.account import Account, Outcome
+
+ACCESS = logging.getLogger("pdproxy.access")
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+MAX_MODEL_CHARACTERS = 64
+
+
+def setup_logging(level: str, log_format: str) -> None:
+    """Send the program's log to standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JSONFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT)
+    )
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+    # What libraries say below a warning is about their insides.
+    for library in ("aiohttp", "asyncio"):
+        logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object a line; the fields of the access line stand beside its message."""
+
+    def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, record: logging.LogRecord
+    ) -> str:
+        """Return the line."""
+        line: dict[str, object] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line.update(getattr(record, "fields", {}))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str).decode()
+
+
+def log_access(account: Account) -> None:
+    """Write the access line of a request that has ended."""
+    if not ACCESS.isEnabledFor(logging.INFO):
+        return
+    fields = access_fields(account)
+    text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
+    ACCESS.info("%s", text, extra={"fields": fields})
+
+
+def access_fields(account: Account) -> dict[str, object]:
+    """Return what the access line says; what is not known is left out."""
+    timeline = account.timeline
+    tpot_s = None if account.output_tokens is None else timeline.tpot_s(account.output_tokens)
+    fields: dict[str, object | None] = {
+        "request_id": account.request_id,
+        "client": account.client,
+        "endpoint": account.endpoint,
+        "model": account.model[:MAX_MODEL_CHARACTERS] or None,
+        "stream": account.is_stream or None,
+        "status": account.status,
+        "outcome": account.outcome.value,
+        "prefiller": account.prefiller or None,
+        "decoder": account.decoder or None,
+        "prefill_attempts": _if_many(account.prefill_attempts),
+        "decode_attempts": _if_many(account.decode_attempts),
+        "rounds": _if_many(account.rounds),
+        "prompt_tokens": account.prompt_tokens,
+        "cached_tokens": account.cached_tokens,
+        "output_tokens": account.output_tokens,
+        "finish": ",".join(sorted(set(account.finish_reasons))) or None,
+        "ttft_s": _rounded(timeline.ttft_s),
+        "tpot_s": _rounded(tpot_s),
+        "total_s": _rounded(timeline.total_s),
+        "why": account.why or None if account.outcome is not Outcome.SUCCESS else None,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _if_many(count: int) -> int | None:
+    return count if count > 1 else None
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 4)
+
+
+def _shown(value: object) -> str:
+    """Quote what holds spaces, so that the line splits at spaces."""
+    text = str(value)
+    if text and text.isprintable() and not any(c in text for c in ' "='):
+        return text
+    return orjson.dumps(text).decode()

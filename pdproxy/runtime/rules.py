@@ -1,0 +1,107 @@
+"""Settings, turned into the rules of each part; the parts do not know the settings."""
+
+from __future__ import annotations
+
+import random
+import ssl
+
+from pydantic import SecretStr
+
+from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.errors import ConfigError
+from pdproxy.runtime.roster import RosterRules
+from pdproxy.runtime.settings import Settings
+from pdproxy.server.context import ServerRules
+from pdproxy.upstream.limits import ClientLimits, Timeouts
+
+
+def dispatch_rules(settings: Settings) -> DispatchRules:
+    """Return the limits of one request."""
+    connect_s, idle_s = settings.connect_timeout, _limit(settings.idle_timeout)
+    first_token_s = _limit(settings.first_token_timeout)
+    return DispatchRules(
+        max_attempts=max(1, settings.max_retries),
+        retry_delay_s=settings.retry_delay,
+        prefill=Timeouts(connect_s, _limit(settings.prefill_timeout), idle_s),
+        decode_stream=Timeouts(connect_s, first_token_s, idle_s),
+        decode_whole=Timeouts(connect_s, _limit(settings.answer_timeout), idle_s),
+        first_token_s=first_token_s,
+        kv_handle_ttl_s=settings.kv_handle_ttl,
+        max_event_bytes=settings.max_event_bytes,
+        max_answer_bytes=settings.max_answer_bytes,
+        max_parallel_prompts=settings.max_parallel_prompts,
+    )
+
+
+def server_rules(settings: Settings, rng: random.Random) -> ServerRules:
+    """Return the limits and keys of the HTTP side."""
+    return ServerRules(
+        max_body_bytes=settings.max_body_bytes,
+        body_s=_limit(settings.body_timeout),
+        buffer_bytes=settings.stream_buffer_bytes,
+        write_stall_s=_limit(settings.write_stall_timeout),
+        models_s=settings.models_timeout,
+        models_cache_s=settings.models_cache,
+        engine_key=_secret(settings.engine_api_key),
+        fallback_key=_secret(settings.openai_api_key),
+        api_keys=tuple(key.get_secret_value() for key in settings.api_keys),
+        admin_token=_secret(settings.admin_token),
+        via=f"1.1 pdproxy-{rng.getrandbits(64):016x}",
+    )
+
+
+def client_limits(settings: Settings) -> ClientLimits:
+    """Return the limits of the engine client."""
+    return ClientLimits(idle_keepalive_s=settings.engine_keepalive_timeout)
+
+
+def roster_rules(settings: Settings) -> RosterRules:
+    """Return when instances are probed."""
+    return RosterRules(
+        probe_interval_s=settings.probe_interval,
+        add_interval_s=settings.waiting_retry_interval,
+        add_attempts=max(1, settings.max_waiting_retries),
+    )
+
+
+def engine_ssl(settings: Settings) -> ssl.SSLContext:
+    """Return how https:// engines are checked.
+
+    Raises:
+        ConfigError: the CA file cannot be used.
+    """
+    ca_file = settings.engine_ca_file
+    try:
+        context = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError([f"--engine-ca-file: {ca_file} cannot be used: {error}"]) from None
+    if settings.engine_insecure:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def listener_ssl(settings: Settings) -> ssl.SSLContext | None:
+    """Return the certificate of the listener, None for plain HTTP.
+
+    Raises:
+        ConfigError: certificate or key cannot be used.
+    """
+    if settings.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        text = f"--ssl-certfile, --ssl-keyfile: {settings.ssl_certfile} cannot be used: {error}"
+        raise ConfigError([text]) from None
+    return context
+
+
+def _limit(seconds: float) -> float | None:
+    """Return None for 0, which stands for no limit."""
+    return seconds or None
+
+
+def _secret(value: SecretStr | None) -> str:
+    return value.get_secret_value() if value is not None else ""

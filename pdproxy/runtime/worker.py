@@ -1,0 +1,212 @@
+"""The worker wires everything; to read it is to see how the program hangs together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import uvloop
+from aiohttp import web
+
+from pdproxy import __version__
+from pdproxy.connectors.pull import PullConnector
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.instance import Endpoint, Instance, Role
+from pdproxy.core.load import LoadBoard, OutputEstimator, TokenEstimator
+from pdproxy.core.policy import POLICIES
+from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.legs import Tools
+from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
+from pdproxy.runtime.logs import log_access, setup_logging
+from pdproxy.runtime.metrics import Metrics
+from pdproxy.runtime.roster import FleetRoster
+from pdproxy.runtime.rules import (
+    client_limits,
+    dispatch_rules,
+    engine_ssl,
+    listener_ssl,
+    roster_rules,
+    server_rules,
+)
+from pdproxy.runtime.settings import Settings
+from pdproxy.server.app import build_app
+from pdproxy.server.context import Context
+from pdproxy.upstream.client import EngineClient
+from pdproxy.upstream.prober import Prober
+
+logger = logging.getLogger(__name__)
+
+# For how long the listener waits for engines that are up already, so that the first request
+# finds them; those that are not up join later.
+FIRST_PROBES_S = 1.0
+_REPORTED = ("aiohttp", "uvloop", "httptools", "msgspec", "orjson", "pydantic-settings")
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A serving proxy: what its owner may ask of it."""
+
+    port: int
+    fleet: Fleet
+    metrics: Metrics
+    stop: asyncio.Event
+
+
+class Reporter(Metrics):
+    """Metrics that also write the access line, as both are due at the same moment."""
+
+    def request_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, account: Account
+    ) -> None:
+        """Count and log a request that has ended."""
+        super().request_finished(account)
+        log_access(account)
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal; return the exit code.
+
+    Raises:
+        ConfigError: the address cannot be listened on, or a file cannot be used.
+    """
+    setup_logging(settings.log_level, settings.log_format)
+    sockets = bind(settings.host, settings.port, settings.listen_backlog)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve_until_signal(settings, sockets))
+    return 0
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, sockets: list[socket.socket] | None = None
+) -> AsyncIterator[Worker]:
+    """Serve on sockets that listen already, or on the settings' address; close them in the end."""
+    if sockets is None:
+        sockets = bind(settings.host, settings.port, settings.listen_backlog)
+    clock, stop = time.monotonic, asyncio.Event()
+    rng = random.Random(settings.seed)
+    ids = random.SystemRandom()
+    fleet = _make_fleet(settings, rng)
+    metrics = Reporter(fleet)
+    engine_tls = engine_ssl(settings)
+    client = EngineClient(client_limits(settings), ssl_context=engine_tls)
+    tools = Tools(
+        client=client,
+        fleet=fleet,
+        connector=PullConnector(),
+        tokens=TokenEstimator(),
+        outputs=OutputEstimator(),
+        rules=dispatch_rules(settings),
+        observer=metrics,
+        clock=clock,
+        rng=ids,
+    )
+
+    def forget(instance: Instance) -> None:
+        client.forget(instance.endpoint)
+
+    async with Prober(settings.probe_timeout, engine_tls) as prober:
+        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, forget)
+        context = Context(
+            tools=tools,
+            rules=server_rules(settings, ids),
+            observer=metrics,
+            roster=roster,
+            clock=clock,
+            rng=ids,
+            is_stopping=stop.is_set,
+        )
+        try:
+            await roster.start(_configured(settings), FIRST_PROBES_S)
+            async with _listening(settings, context, sockets):
+                port = sockets[0].getsockname()[1]
+                yield Worker(port=port, fleet=fleet, metrics=metrics, stop=stop)
+        finally:
+            await roster.stop()
+            await client.close()
+
+
+@asynccontextmanager
+async def _listening(
+    settings: Settings, context: Context, sockets: list[socket.socket]
+) -> AsyncIterator[None]:
+    """Answer on the sockets; in the end let running requests finish within the grace."""
+    runner = web.AppRunner(
+        build_app(context),
+        # A client that leaves must end its legs at once; off in the library by default.
+        handler_cancellation=True,
+        access_log=None,
+        handle_signals=False,
+        keepalive_timeout=settings.keepalive_timeout,
+        max_line_size=settings.max_header_bytes,
+        max_field_size=settings.max_header_bytes,
+        shutdown_timeout=settings.shutdown_grace,
+        tcp_keepalive=True,
+    )
+    await runner.setup()
+    server = runner.server
+    assert server is not None, "set up above"
+    limit = max_connections(raise_descriptor_limit())
+    factory = bounded(server, lambda: len(server.connections), limit)
+    loop, tls = asyncio.get_running_loop(), listener_ssl(settings)
+    servers = [
+        await loop.create_server(factory, sock=s, ssl=tls, backlog=settings.listen_backlog)
+        for s in sockets
+    ]
+    logger.info("at most %d client connections at once", limit)
+    try:
+        yield
+    finally:
+        for each in servers:
+            each.close()
+        await runner.cleanup()
+
+
+async def _serve_until_signal(settings: Settings, sockets: list[socket.socket]) -> None:
+    loop = asyncio.get_running_loop()
+    async with serving(settings, sockets) as worker:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, worker.stop.set)
+        _report_start(settings, worker)
+        await worker.stop.wait()
+        logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
+    logger.info("stopped")
+
+
+def _report_start(settings: Settings, worker: Worker) -> None:
+    for warning in settings.warnings:
+        logger.warning("%s", warning)
+    python = ".".join(map(str, sys.version_info[:3]))
+    parts = [f"Python {python}", *(f"{name} {version(name)}" for name in _REPORTED)]
+    logger.info("pdproxy %s on %s", __version__, ", ".join(parts))
+    logger.info(
+        "listening on %s port %d with %d prefill and %d decode instances",
+        settings.host,
+        worker.port,
+        len(worker.fleet.instances(Role.PREFILL)),
+        len(worker.fleet.instances(Role.DECODE)),
+    )
+
+
+def _make_fleet(settings: Settings, rng: random.Random) -> Fleet:
+    names = {Role.PREFILL: settings.prefill_policy, Role.DECODE: settings.decode_policy}
+    policies = {role: POLICIES[name](role, rng) for role, name in names.items()}
+    return Fleet(LoadBoard(on_anomaly=_report_anomaly), policies, time.monotonic)
+
+
+def _report_anomaly(slot: int, text: str) -> None:
+    logger.error("load of slot %d: %s; this is a bug", slot, text)
+
+
+def _configured(settings: Settings) -> list[tuple[Role, Endpoint]]:
+    prefill = [(Role.PREFILL, endpoint) for endpoint in settings.prefill_endpoints]
+    return prefill + [(Role.DECODE, endpoint) for endpoint in settings.decode_endpoints]

@@ -1,0 +1,168 @@
+"""Administration in the form of the vllm-ascend example: add, remove, reset the prefix caches.
+
+Rule: a call is done whole or not at all; one bad entry and nothing changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+
+from aiohttp import web
+
+from pdproxy.core.api import parse_object
+from pdproxy.core.instance import Endpoint, Instance, Role
+from pdproxy.core.jsonfields import Raw, decode
+from pdproxy.errors import Forbidden, InvalidRequest, PDProxyError, Unauthorized, UpstreamError
+from pdproxy.server.context import Context
+from pdproxy.server.failures import to_failure
+from pdproxy.server.intake import engine_headers, has_key, read_body
+from pdproxy.server.operations import listed, reply
+from pdproxy.upstream.limits import Timeouts
+
+RESET_TIMEOUTS = Timeouts(connect_s=5, head_s=30, idle_s=30)
+OK = 200
+INTERNAL_ERROR = 500
+
+
+async def add(context: Context, request: web.Request) -> web.Response:
+    """Answer POST /instances/add: each new engine joins once it answers a probe."""
+    try:
+        role, endpoints = await _read(context, request)
+    except PDProxyError as error:
+        return _refusal(error)
+    queued = [str(e) for e in endpoints if context.roster.add(role, e)]
+    if queued:
+        return _state(context, f"Instances {queued} are waiting to be added.")
+    return _state(context, f"add {role} instances: {[str(e) for e in endpoints]}.")
+
+
+async def remove(context: Context, request: web.Request) -> web.Response:
+    """Answer POST /instances/remove: no new request goes there, running ones end as usual."""
+    try:
+        role, endpoints = await _read(context, request)
+    except PDProxyError as error:
+        return _refusal(error)
+    names = [str(e) for e in endpoints]
+    fleet = context.tools.fleet
+    found = [i for e in endpoints if (i := fleet.find(role, e)) is not None]
+    is_busy = any(fleet.load(instance).requests for instance in found)
+    for instance in found:
+        context.roster.remove(instance)
+    if is_busy:
+        return _state(context, f"Instances {names} are isolated and waiting to be removed.")
+    return _state(context, f"remove {role} instances: {names}.")
+
+
+async def reset_prefix_cache(context: Context, request: web.Request) -> web.Response:
+    """Answer POST /reset_prefix_cache: tell every instance, with the query as it came."""
+    try:
+        check_admin(context, request)
+    except PDProxyError as error:
+        return _refusal(error)
+    headers = engine_headers(context, request, None)
+    instances = [i for role in Role for i in context.tools.fleet.instances(role)]
+    target = request.raw_path
+    results = await asyncio.gather(*(_reset(context, i, target, headers) for i in instances))
+    failed = [i.endpoint.url for i, is_done in zip(instances, results, strict=True) if not is_done]
+    return reply({"failed": failed}, INTERNAL_ERROR) if failed else web.Response()
+
+
+def check_admin(context: Context, request: web.Request) -> None:
+    """Let pass who may administer: the token's holder, or without a token this machine.
+
+    Raises:
+        Unauthorized: a token is set and not given.
+        Forbidden: none is set and the caller is not on this machine.
+    """
+    token = context.rules.admin_token
+    if token:
+        if not has_key(request, (token,)):
+            raise Unauthorized("the admin token is missing or wrong")
+        return
+    if not _is_loopback(request):
+        raise Forbidden("without --admin-token, admin calls are taken from this machine only")
+
+
+def _is_loopback(request: web.Request) -> bool:
+    peer = request.transport.get_extra_info("peername") if request.transport else None
+    try:
+        return ipaddress.ip_address(str(peer[0])).is_loopback if peer else False
+    except ValueError:
+        return False
+
+
+async def _read(context: Context, request: web.Request) -> tuple[Role, list[Endpoint]]:
+    check_admin(context, request)
+    fields = parse_object(await read_body(context, request))
+    return _role(fields.get("type")), _endpoints(fields.get("instances"))
+
+
+def _role(value: Raw | None) -> Role:
+    name = decode(value) if value is not None else None
+    for role in Role:
+        if name == role.value:
+            return role
+    allowed = "Only 'prefill' and 'decode' are allowed."
+    raise InvalidRequest(f"Instance type {name!r} is not supported. {allowed}", param="type")
+
+
+def _endpoints(value: Raw | None) -> list[Endpoint]:
+    """Read one address or a list of them; the same one twice counts once.
+
+    Raises:
+        InvalidRequest: it names every bad entry.
+    """
+    plain = decode(value) if value is not None else None
+    entries = plain if isinstance(plain, list) else [plain]
+    endpoints: dict[tuple[str, int], Endpoint] = {}
+    faults: list[str] = []
+    for entry in entries:
+        try:
+            endpoint = _endpoint(entry)
+        except ValueError as error:
+            faults.append(str(error))
+        else:
+            endpoints.setdefault(endpoint.key, endpoint)
+    if faults or not entries:
+        text = "; ".join(faults) or "no instance is given"
+        raise InvalidRequest(f"instances: {text}", param="instances")
+    return list(endpoints.values())
+
+
+def _endpoint(entry: object) -> Endpoint:
+    if not isinstance(entry, str):
+        raise ValueError(f"{entry!r} is not an address such as 'host:8100'")
+    return Endpoint.parse(entry)
+
+
+def _state(context: Context, message: str) -> web.Response:
+    body = {
+        "message": message,
+        "current_prefill_instances": _labels(listed(context, Role.PREFILL)),
+        "current_decode_instances": _labels(listed(context, Role.DECODE)),
+    }
+    return reply(body)
+
+
+def _labels(instances: list[Instance]) -> list[str]:
+    return [instance.label for instance in instances]
+
+
+def _refusal(error: PDProxyError) -> web.Response:
+    failure = to_failure(error)
+    return web.Response(status=failure.status, headers=failure.headers, body=failure.body)
+
+
+async def _reset(
+    context: Context, instance: Instance, target: str, headers: list[tuple[str, str]]
+) -> bool:
+    try:
+        response = await context.tools.client.send(
+            instance.endpoint, "POST", target, headers, b"", timeouts=RESET_TIMEOUTS
+        )
+        with response:
+            await response.read()
+            return response.status == OK
+    except UpstreamError:
+        return False

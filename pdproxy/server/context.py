@@ -1,0 +1,93 @@
+"""What every handler shares: made once by the worker, passed to the routes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pdproxy.core.instance import Endpoint, Instance, Role
+from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.legs import Tools
+
+
+@dataclass(frozen=True, slots=True)
+class ServerRules:
+    """Limits and keys of the HTTP side.
+
+    Attributes:
+        max_body_bytes: of a request's body, after decompression.
+        body_s: within which a client has to send its body; None for no limit.
+        buffer_bytes: waiting for a slow client before its decoder is throttled.
+        write_stall_s: within which a slow client has to go on reading; None for no limit.
+        models_s: timeout of one engine's answer to /v1/models.
+        models_cache_s: for how long that answer is kept.
+        engine_key: replaces the client's Authorization towards engines; "" for none.
+        fallback_key: is sent to engines if the client sends none; "" for none.
+        api_keys: of clients; empty for an open API.
+        admin_token: guards the admin calls; "" opens them to loopback peers only.
+        via: this proxy's token in the Via header, by which it knows a request that came back.
+    """
+
+    max_body_bytes: int
+    body_s: float | None
+    buffer_bytes: int
+    write_stall_s: float | None
+    models_s: float
+    models_cache_s: float
+    engine_key: str
+    fallback_key: str
+    api_keys: tuple[str, ...]
+    admin_token: str
+    via: str
+
+
+class RequestObserver(Protocol):
+    """Who is told of client requests."""
+
+    def request_started(self, endpoint: str) -> None:
+        """A request has come in."""
+        ...
+
+    def request_finished(self, account: Account) -> None:
+        """A request has ended, in whatever way."""
+        ...
+
+    @property
+    def in_flight(self) -> int:
+        """Requests begun and not finished."""
+        ...
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        ...
+
+
+class Roster(Protocol):
+    """Who lets instances join: known to the server, run by the worker."""
+
+    def add(self, role: Role, endpoint: Endpoint) -> bool:
+        """Let an engine join once it answers; False if it is known or pending already."""
+        ...
+
+    def remove(self, instance: Instance) -> None:
+        """Take an instance out of service; its running requests end as usual."""
+        ...
+
+    def is_pending(self, instance: Instance) -> bool:
+        """Whether it was added by a call and has not answered a probe yet."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every handler shares."""
+
+    tools: Tools
+    rules: ServerRules
+    observer: RequestObserver
+    roster: Roster
+    clock: Callable[[], float]
+    rng: random.Random
+    is_stopping: Callable[[], bool]

@@ -1,0 +1,97 @@
+"""The two generate routes and the frame that every counted request runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from pdproxy.core.api import Api, parse_generate
+from pdproxy.dispatch.account import Account, Outcome
+from pdproxy.dispatch.batch import answer
+from pdproxy.dispatch.generate import describe
+from pdproxy.dispatch.legs import Call
+from pdproxy.errors import PDProxyError
+from pdproxy.server.context import Context
+from pdproxy.server.downstream import ClientDownstream
+from pdproxy.server.failures import error_body, outcome_of, to_failure
+from pdproxy.server.intake import check_admission, engine_headers, open_account, read_body
+
+logger = logging.getLogger(__name__)
+
+JSON_TYPE = "application/json"
+CLIENT_CLOSED = 499  # the status nginx logs for a client that left
+Work = Callable[[Account, ClientDownstream], Awaitable[None]]
+
+
+async def generate(context: Context, request: web.Request, api: Api) -> web.StreamResponse:
+    """Answer POST /v1/chat/completions and /v1/completions."""
+
+    async def work(account: Account, downstream: ClientDownstream) -> None:
+        body = await read_body(context, request)
+        generate_request = parse_generate(api, body)
+        account.timeline.mark_received(context.clock())
+        account.model = generate_request.model
+        account.is_stream = generate_request.wants_stream
+        call = Call(
+            account,
+            engine_headers(context, request, JSON_TYPE),
+            request.headers.get("X-Request-Id"),
+        )
+        await answer(context.tools, generate_request, call, downstream)
+
+    return await counted(context, request, api.value, work)
+
+
+async def counted(
+    context: Context, request: web.Request, endpoint: str, work: Work
+) -> web.StreamResponse:
+    """Run `work` as one counted and logged request; turn its failure into a truthful answer."""
+    account = open_account(context, request, endpoint)
+    rules = context.rules
+    downstream = ClientDownstream(
+        request,
+        account.request_id,
+        buffer_bytes=rules.buffer_bytes,
+        write_stall_s=rules.write_stall_s,
+    )
+    context.observer.request_started(endpoint)
+    try:
+        check_admission(rules, request)
+        await work(account, downstream)
+        await downstream.finish()
+        account.status = downstream.status
+    except PDProxyError as error:
+        await _answer_failure(account, downstream, error)
+    except (asyncio.CancelledError, ConnectionError):
+        account.fail(Outcome.CLIENT_DISCONNECTED, "the client closed its connection")
+        account.status = downstream.status or CLIENT_CLOSED
+        raise
+    except Exception as error:
+        logger.exception("request %s failed by a bug", account.request_id)
+        await _answer_failure(
+            account, downstream, PDProxyError("internal error", detail=str(error))
+        )
+    finally:
+        account.timeline.mark_finished(context.clock())
+        context.observer.request_finished(account)
+    assert downstream.response is not None, "an answer was sent or an error raised"
+    return downstream.response
+
+
+async def _answer_failure(
+    account: Account, downstream: ClientDownstream, error: PDProxyError
+) -> None:
+    """Tell the client: by a status if nothing was sent yet, else by an error event."""
+    account.fail(outcome_of(error), describe(error))
+    if not downstream.is_committed:
+        failure = to_failure(error)
+        account.status = failure.status
+        await downstream.respond(failure.status, failure.headers, failure.body)
+        return
+    account.status = downstream.status
+    if not error.is_told:
+        downstream.fail(error_body(error))
+    await downstream.finish()

@@ -1,0 +1,101 @@
+"""What every request to an engine goes through first: id, loop check, key, body, headers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+
+from aiohttp import ClientPayloadError, web
+from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
+from aiohttp.web_protocol import RequestPayloadError
+
+from pdproxy.core.headers import HeaderList, authorization, client_request_id, to_engine
+from pdproxy.core.timeline import Timeline
+from pdproxy.dispatch.account import Account
+from pdproxy.errors import (
+    BodyTimeout,
+    BodyTooLarge,
+    InvalidRequest,
+    LoopDetected,
+    PDProxyError,
+    Unauthorized,
+)
+from pdproxy.server.context import Context, ServerRules
+
+BEARER = "Bearer "
+
+
+def open_account(context: Context, request: web.Request, endpoint: str) -> Account:
+    """Begin the account of a request."""
+    random_id = f"{context.rng.getrandbits(128):032x}"
+    return Account(
+        request_id=client_request_id(request.headers.get("X-Request-Id"), random_id),
+        endpoint=endpoint,
+        client=request.remote or "",
+        timeline=Timeline(received=context.clock()),
+    )
+
+
+def check_admission(rules: ServerRules, request: web.Request) -> None:
+    """Refuse a request that came back to this proxy, and one without a key where keys are set.
+
+    Raises:
+        LoopDetected: one of the instances is this proxy.
+        Unauthorized: no valid key.
+    """
+    via = request.headers.get("Via")
+    if via is not None and rules.via in via:
+        raise LoopDetected("the request came back to this proxy: an instance is the proxy itself")
+    if rules.api_keys and not has_key(request, rules.api_keys):
+        raise Unauthorized("the API key is missing or wrong")
+
+
+def has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
+    """Tell whether the bearer token is one of `keys`, in time that does not tell which."""
+    given = request.headers.get("Authorization", "")
+    token = given.removeprefix(BEARER).encode("utf-8", "surrogateescape")
+    matches = [hmac.compare_digest(token, key.encode()) for key in keys]
+    return given.startswith(BEARER) and any(matches)
+
+
+async def read_body(context: Context, request: web.Request) -> bytes:
+    """Return the whole body, decompressed.
+
+    Raises:
+        BodyTooLarge: over the limit, before or after decompression.
+        BodyTimeout: not there in time.
+        InvalidRequest: it cannot be decompressed, or its framing is broken.
+    """
+    limit = context.rules.max_body_bytes
+    try:
+        async with asyncio.timeout(context.rules.body_s):
+            return await request.read()
+    except TimeoutError:
+        raise BodyTimeout("the body did not arrive in time") from None
+    except HTTPRequestEntityTooLarge:
+        raise BodyTooLarge(f"the body is larger than {limit} bytes") from None
+    except (RequestPayloadError, ClientPayloadError, web.HTTPException) as error:
+        raise InvalidRequest("the body cannot be read", detail=str(error)) from None
+
+
+def engine_headers(context: Context, request: web.Request, content_type: str | None) -> HeaderList:
+    """Return the client's headers for engines, with pdproxy's own added."""
+    rules = context.rules
+    headers = to_engine(request.headers.items())
+    if content_type is not None:
+        headers.append(("content-type", content_type))
+    key = authorization(request.headers.get("Authorization"), rules.engine_key, rules.fallback_key)
+    if key is not None:
+        headers.append(("authorization", key))
+    via = request.headers.get("Via")
+    headers.append(("via", f"{via}, {rules.via}" if via else rules.via))
+    return headers
+
+
+def require_admin(rules: ServerRules, request: web.Request) -> PDProxyError | None:
+    """Return why the caller may not administer, None if it may."""
+    if rules.admin_token:
+        if has_key(request, (rules.admin_token,)):
+            return None
+        return Unauthorized("the admin token is missing or wrong")
+    return None
