@@ -8,11 +8,10 @@ differs in that it goes on after a fault.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from pdproxy.runtime.options import Arity, Group, Option, Origin, from_source
+from pdproxy.runtime.options import Arity, Group, Option, Origin, from_source, hint
 
 HELP = Option(Group.OTHER, "", "show this text and exit", name="help", arity=Arity.NONE)
 VERSION = Option(Group.OTHER, "", "show the version and exit", name="version", arity=Arity.NONE)
@@ -120,7 +119,7 @@ def _complete(typed: str, by_flag: dict[str, Option]) -> str:
     if typed in by_flag:
         return typed
     found = {
-        option.name: flag
+        option.name: option.flag
         for flag, option in by_flag.items()
         if typed.startswith("--") and len(typed) > len("--") and flag.startswith(typed)
     }
@@ -131,6 +130,4 @@ def _complete(typed: str, by_flag: dict[str, Option]) -> str:
         return next(iter(found.values()))
     if found:
         raise LookupError(f"{typed} may mean {', '.join(sorted(found.values()))}")
-    close = difflib.get_close_matches(typed.replace("_", "-"), by_flag, n=1)
-    hint = f"; is {close[0]} meant?" if close else ""
-    raise LookupError(f"unknown option {typed}{hint}")
+    raise LookupError(f"unknown option {typed}{hint(typed.replace('_', '-'), by_flag)}")

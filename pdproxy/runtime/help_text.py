@@ -11,6 +11,7 @@ from pdproxy.runtime.settings import OPTIONS
 
 WIDTH = 100
 _INDENT = 34
+_GLUE = "\N{NO-BREAK SPACE}"  # textwrap does not break there
 
 _HEAD = """\
 usage: pdproxy [--prefillers HOST:PORTS ...] [--decoders HOST:PORTS ...] [--option VALUE ...]
@@ -57,9 +58,9 @@ def shown_usage(option: Option) -> str:
 
 
 def _entry(option: Option) -> str:
-    default = "" if option in EXTRA_OPTIONS else f" (default: {shown_default(option)})"
+    default = "" if option in EXTRA_OPTIONS else f"(default: {shown_default(option)})"
     left = f"  {shown_usage(option)}"
-    text = list(_wrapped(option.help + default))
+    text = list(_wrapped(f"{option.help} {default.replace(' ', _GLUE)}"))
     if len(left) < _INDENT - 1:
         first, *rest = text
         return "\n".join([left.ljust(_INDENT) + first, *(" " * _INDENT + line for line in rest)])
@@ -67,4 +68,6 @@ def _entry(option: Option) -> str:
 
 
 def _wrapped(text: str) -> Iterator[str]:
-    yield from textwrap.wrap(text, WIDTH - _INDENT, break_long_words=False, break_on_hyphens=False)
+    width = WIDTH - _INDENT
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        yield line.replace(_GLUE, " ")

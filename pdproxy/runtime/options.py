@@ -7,6 +7,7 @@ one `Option` that stands at a setting's field, so they cannot disagree.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import enum
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ENV_PREFIX = "PDPROXY_"
+_SIMILARITY = 0.7  # a slip of the hand or two; less suggests names that nobody meant
 _OPTION = "option"  # where a field keeps its Option
 
 
@@ -133,6 +135,12 @@ def setting(default: T, option: Option) -> T:
     """
     extra = cast("dict[str, JsonValue]", {_OPTION: option})
     return cast("T", Field(default, validate_default=True, json_schema_extra=extra))
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return the end of a complaint about an unknown name: the known one that is nearest."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=_SIMILARITY)
+    return f"; is {close[0]} meant?" if close else ""
 
 
 def flag_of(name: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +23,8 @@ LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 LOG_FORMATS = ("text", "json")
 MAX_PORT = 65_535
 
-_WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
-_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]?i?b?)", re.ASCII | re.IGNORECASE)
+_WHOLE = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([kmg]?i?b?)", re.ASCII | re.IGNORECASE)
 # MB is decimal and MiB binary, as the standards say; a lone M is binary, as in nginx and Docker.
 _UNITS = {
     "": 1, "b": 1,
@@ -105,7 +106,8 @@ def read_size(value: object) -> int:
         match = _SIZE.fullmatch(value.strip())
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is not None and unit is not None:
-            size_bytes = int(float(match[1]) * unit)
+            size = Decimal(match[1]) * unit
+            size_bytes = int(size) if size == int(size) else None
     if size_bytes is None or size_bytes < 1:
         raise ValueError("is not a size (bytes above 0, or such as 64KiB, 100MB, 1GiB)")
     return size_bytes

@@ -7,17 +7,16 @@ never the value of a secret.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from pydantic import ValidationError
 
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.command_line import read_command_line
 from pdproxy.runtime.cross_checks import Inconsistent
-from pdproxy.runtime.options import ENV_PREFIX, Arity, Option, Origin, flag_of, from_source
+from pdproxy.runtime.options import ENV_PREFIX, Arity, Option, Origin, flag_of, from_source, hint
 from pdproxy.runtime.settings import OPTIONS, Settings
 
 # What a role's instances are is one setting with two spellings: either from a stronger source
@@ -100,7 +99,7 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
             if value.strip() and not _is_of_service(variable, value):
                 layer.put(option, variable, value)
         elif variable.startswith(ENV_PREFIX) and not _is_of_service(variable, value):
-            layer.faults.append(f"{variable}: unknown variable{_hint(variable, known)}")
+            layer.faults.append(f"{variable}: unknown variable{hint(variable, known)}")
     return layer
 
 
@@ -130,13 +129,8 @@ def _file_layer(path: str) -> Layer:
         if option := known.get(key.replace("-", "_")):
             layer.put(option, f"{path}: {key}", value)
         else:
-            layer.faults.append(f"{path}: {key}: unknown key{_hint(key, known)}")
+            layer.faults.append(f"{path}: {key}: unknown key{hint(key, known)}")
     return layer
-
-
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; is {close[0]} meant?" if close else ""
 
 
 def _merge(layers: Sequence[Layer]) -> Layer:
