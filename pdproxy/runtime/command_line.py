@@ -11,7 +11,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from pdproxy.runtime.options import Arity, Group, Option, Origin, from_source, hint
+from pdproxy.runtime.options import Arity, Group, Option, Origin, from_source, hint, named, quoted
 
 HELP = Option(Group.OTHER, "", "show this text and exit", name="help", arity=Arity.NONE)
 VERSION = Option(Group.OTHER, "", "show the version and exit", name="version", arity=Arity.NONE)
@@ -78,7 +78,7 @@ def read_command_line(argv: Sequence[str], options: Iterable[Option]) -> Command
     while position < len(argv):
         typed, equals, attached = argv[position].partition("=")
         if not _is_flag(argv[position]):
-            stray = "" if is_secret else f" ({argv[position]!r})"
+            stray = "" if is_secret else f" ({quoted(argv[position])})"
             command.faults.append(f"argument {position + 1}{stray} follows no option")
             position += 1
             continue
@@ -130,4 +130,5 @@ def _complete(typed: str, by_flag: dict[str, Option]) -> str:
         return next(iter(found.values()))
     if found:
         raise LookupError(f"{typed} may mean {', '.join(sorted(found.values()))}")
-    raise LookupError(f"unknown option {typed}{hint(typed.replace('_', '-'), by_flag)}")
+    near = hint(typed.replace("_", "-"), by_flag)
+    raise LookupError(f"unknown option {named(typed)}{near}")

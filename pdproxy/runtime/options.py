@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 ENV_PREFIX = "PDPROXY_"
 _SIMILARITY = 0.7  # a slip of the hand or two; less suggests names that nobody meant
+_SHOWN_CHARACTERS = 80  # of what was written: enough to find it
 _OPTION = "option"  # where a field keeps its Option
 
 
@@ -135,6 +136,17 @@ def setting(default: T, option: Option) -> T:
     """
     extra = cast("dict[str, JsonValue]", {_OPTION: option})
     return cast("T", Field(default, validate_default=True, json_schema_extra=extra))
+
+
+def quoted(value: object) -> str:
+    """Return what the operator wrote as Python shows it: one line, of bounded length."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+
+
+def named(name: str) -> str:
+    """Return an unknown name as it was written if it is short and all visible, else quoted."""
+    return name if name.isprintable() and len(name) <= _SHOWN_CHARACTERS else quoted(name)
 
 
 def hint(name: str, known: Iterable[str]) -> str:

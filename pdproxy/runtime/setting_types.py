@@ -190,12 +190,12 @@ def read_file(value: object) -> Path:
     """Read the path of a file that can be read now."""
     if not isinstance(value, str | Path) or not str(value):
         raise ValueError("is not the path of a file")
-    path = Path(value)
-    if not path.is_file():
-        raise ValueError("is not a file" if path.exists() else "does not exist")
-    if not os.access(path, os.R_OK):
+    # pathlib raises for names that are too long and folders that are closed; os.path answers no.
+    if not os.path.isfile(value):
+        raise ValueError("is not a file" if os.path.exists(value) else "does not exist")
+    if not os.access(value, os.R_OK):
         raise ValueError("cannot be read: permission denied")
-    return path
+    return Path(value)
 
 
 def read_key_file(path: Path) -> tuple[SecretStr, ...]:

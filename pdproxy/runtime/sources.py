@@ -16,7 +16,17 @@ from pydantic import ValidationError
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.command_line import read_command_line
 from pdproxy.runtime.cross_checks import Inconsistent
-from pdproxy.runtime.options import ENV_PREFIX, Arity, Option, Origin, flag_of, from_source, hint
+from pdproxy.runtime.options import (
+    ENV_PREFIX,
+    Arity,
+    Option,
+    Origin,
+    flag_of,
+    from_source,
+    hint,
+    named,
+    quoted,
+)
 from pdproxy.runtime.settings import OPTIONS, Settings
 
 # What a role's instances are is one setting with two spellings: either from a stronger source
@@ -34,7 +44,6 @@ _SERVICE_VARIABLE = re.compile(
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://[^ ]+:\d+", re.ASCII)
 
 _BY_NAME = {option.name: option for option in OPTIONS}
-_SHOWN_CHARACTERS = 80  # of a refused value
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ def _environment_layer(environ: Mapping[str, str]) -> Layer:
             if value.strip() and not _is_of_service(variable, value):
                 layer.put(option, variable, value)
         elif variable.startswith(ENV_PREFIX) and not _is_of_service(variable, value):
-            layer.faults.append(f"{variable}: unknown variable{hint(variable, known)}")
+            layer.faults.append(f"{named(variable)}: unknown variable{hint(variable, known)}")
     return layer
 
 
@@ -129,7 +138,7 @@ def _file_layer(path: str) -> Layer:
         if option := known.get(key.replace("-", "_")):
             layer.put(option, f"{path}: {key}", value)
         else:
-            layer.faults.append(f"{path}: {key}: unknown key{hint(key, known)}")
+            layer.faults.append(f"{path}: {named(key)}: unknown key{hint(key, known)}")
     return layer
 
 
@@ -205,5 +214,4 @@ def _quoted(option: Option, value: object) -> str:
         return "the secret"
     if option.arity is Arity.NONE and value is True:
         return "the switch"
-    text = repr(value)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+    return quoted(value)

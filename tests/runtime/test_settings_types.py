@@ -80,6 +80,7 @@ def test_what_is_no_port_is_refused(value: object) -> None:
         pytest.param(types.read_file, "", id="no path"),
         pytest.param(types.read_file, "/nowhere/at/all", id="no file"),
         pytest.param(types.read_file, "/", id="folder"),
+        pytest.param(types.read_file, "x" * 5000, id="path that is too long"),
         pytest.param(types.read_file, 5, id="path of another type"),
     ],
 )
