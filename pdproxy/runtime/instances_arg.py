@@ -57,15 +57,19 @@ def engine_at(host: str, port: int) -> Endpoint:
 
 
 def unique(endpoints: Iterable[Endpoint]) -> tuple[tuple[Endpoint, ...], tuple[str, ...]]:
-    """Return each endpoint once, in order, and a warning for every one that came again."""
-    first: dict[object, Endpoint] = {}
-    warnings: list[str] = []
+    """Return each endpoint once, as typed first, and one warning for each that came again."""
+    typed: dict[tuple[str, int], list[Endpoint]] = {}
     for endpoint in endpoints:
-        known = first.setdefault(endpoint.key, endpoint)
-        if known is not endpoint:
-            same = "" if str(known) == str(endpoint) else f" (the same as {known})"
-            warnings.append(f"{endpoint}{same} is listed more than once; it is registered once")
-    return tuple(first.values()), tuple(warnings)
+        typed.setdefault(endpoint.key, []).append(endpoint)
+    warnings: list[str] = []
+    for first, *again in typed.values():
+        if again:
+            others = dict.fromkeys(str(other) for other in again if str(other) != str(first))
+            also = f" (also as {', '.join(others)})" if others else ""
+            warnings.append(
+                f"{first} is listed {len(again) + 1} times{also}; it is registered once"
+            )
+    return tuple(same[0] for same in typed.values()), tuple(warnings)
 
 
 def is_loopback(host: str) -> bool:

@@ -51,7 +51,7 @@ def test_a_duplicate_is_kept_once_with_one_warning_that_names_it() -> None:
     assert names(settings.decode_endpoints) == ["localhost:7100", "127.0.0.10:7100"]
     assert settings.warnings == (
         (
-            "decode instance 127.0.0.1:7100 (the same as localhost:7100) is listed more than once; "
+            "decode instance localhost:7100 is listed 2 times (also as 127.0.0.1:7100); "
             "it is registered once"
         ),
     )
@@ -62,9 +62,7 @@ def test_a_duplicate_across_the_two_forms_is_found() -> None:
     settings = Settings(prefiller_hosts=("A",), prefiller_ports=(1,), prefillers=("A:1",))
 
     assert names(settings.prefill_endpoints) == ["A:1"]
-    assert settings.warnings == (
-        "prefill instance A:1 is listed more than once; it is registered once",
-    )
+    assert settings.warnings == ("prefill instance A:1 is listed 2 times; it is registered once",)
 
 
 def test_one_engine_may_have_both_roles() -> None:

@@ -59,11 +59,12 @@ def test_a_host_of_the_two_list_form_may_be_an_address_or_https(host: str, expec
     assert str(engine_at(host, 1)) == expected
 
 
-def test_three_of_a_kind_give_two_warnings() -> None:
+@pytest.mark.case("C85")
+def test_three_of_a_kind_give_one_warning() -> None:
     kept, warnings = unique([Endpoint("A", 1), Endpoint("a", 1), Endpoint("A", 1)])
 
     assert kept == (Endpoint("A", 1),)
-    assert len(warnings) == 2
+    assert warnings == ("A:1 is listed 3 times (also as a:1); it is registered once",)
 
 
 @pytest.mark.parametrize(

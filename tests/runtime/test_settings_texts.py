@@ -55,7 +55,7 @@ def test_the_description_lists_instances_and_warnings() -> None:
     assert lines[-3:] == [
         "# 2 prefill instances: A:1, A:2",
         "# 0 decode instances",
-        "# warning: prefill instance A:1 is listed more than once; it is registered once",
+        "# warning: prefill instance A:1 is listed 2 times; it is registered once",
     ]
 
 
