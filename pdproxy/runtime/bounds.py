@@ -75,9 +75,6 @@ class Bounds(BaseSettings):
     probe_timeout: types.PositiveDuration = _timeout(
         5.0, "for an engine to answer a probe; a busy engine answers late"
     )
-    drain_timeout: types.Duration = _timeout(
-        600.0, "for a removed instance to finish its requests before they are cut, 0: no limit"
-    )
     shutdown_grace: types.Duration = _timeout(
         30.0,
         "for requests to end after SIGTERM before they are cut, 0: at once; Kubernetes kills "

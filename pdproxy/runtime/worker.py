@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -81,7 +81,7 @@ def run(settings: Settings) -> int:
     setup_logging(settings.log_level, settings.log_format)
     sockets = bind(settings.host, settings.port, settings.listen_backlog)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve_until_signal(settings, sockets))
+        runner.run(serve_until_signal(settings, sockets))
     return 0
 
 
@@ -171,12 +171,19 @@ async def _listening(
         await runner.cleanup()
 
 
-async def _serve_until_signal(settings: Settings, sockets: list[socket.socket]) -> None:
+async def serve_until_signal(
+    settings: Settings,
+    sockets: list[socket.socket],
+    announce: Callable[[Worker], None] | None = None,
+) -> None:
+    """Serve until SIGTERM or SIGINT; `announce` is called once the proxy answers."""
     loop = asyncio.get_running_loop()
     async with serving(settings, sockets) as worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop.set)
         _report_start(settings, worker)
+        if announce is not None:
+            announce(worker)
         await worker.stop.wait()
         logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
     logger.info("stopped")
@@ -185,6 +192,8 @@ async def _serve_until_signal(settings: Settings, sockets: list[socket.socket]) 
 def _report_start(settings: Settings, worker: Worker) -> None:
     for warning in settings.warnings:
         logger.warning("%s", warning)
+    if settings.workers > 1:
+        logger.warning("--workers %d: this version serves with one process", settings.workers)
     python = ".".join(map(str, sys.version_info[:3]))
     parts = [f"Python {python}", *(f"{name} {version(name)}" for name in _REPORTED)]
     logger.info("pdproxy %s on %s", __version__, ", ".join(parts))
