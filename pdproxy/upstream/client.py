@@ -119,7 +119,7 @@ class EngineClient:
             try:
                 return await _with_head(response)
             except errors.UpstreamLost:
-                if not connection.is_untouched:
+                if not connection.is_untouched or self._is_closed:
                     raise
                 # The engine closed it between two requests. The others are likely as dead.
                 origin.close_idle()

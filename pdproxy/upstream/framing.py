@@ -150,6 +150,8 @@ class ResponseParser:
             return
         if not self.is_complete:
             self._complete()
+        elif len(self._parts) > self._end:
+            return  # a body where none belongs
         self.is_reusable = self._parser.should_keep_alive()
 
     # --- own
