@@ -103,6 +103,7 @@ class ChatStream:
             for _ in range(request.n)
         ]
         self._tokens = [0] * request.n
+        self._open = request.n
         self._shows_all = request.return_token_ids or request.logprobs is not None
         is_parsed = is_thinking or request.parses_tools
         self._is_plain = not (is_parsed or self._shows_all or request.continuous_usage)
@@ -153,7 +154,15 @@ class ChatStream:
         if step.finish_reason is not None:
             choice["stop_reason"] = step.stop_reason
         choice["token_ids"] = list(step.tokens) if request.return_token_ids else None
-        return self._head | {"choices": [choice]} | self._usage(self._tokens[index])
+        chunk = self._head | {"choices": [choice]} | self._usage(self._tokens[index])
+        return chunk | self._mark(step)
+
+    def _mark(self, step: Step) -> dict[str, object]:
+        """The fingerprint stands on the usage chunk, or else on the last choice's last chunk."""
+        self._open -= step.finish_reason is not None
+        if self._open or self._request.include_usage:
+            return {}
+        return {"system_fingerprint": wire.FINGERPRINT}
 
     def _role(self, index: int) -> bytes:
         request = self._request

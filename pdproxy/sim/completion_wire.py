@@ -81,6 +81,7 @@ class CompletionStream:
             "model": request.model,
         }
         self._tokens = [0] * choices
+        self._open = choices
         self._offsets = [0] * choices
         self._has_begun = [False] * choices
         self._is_plain = not (
@@ -144,4 +145,11 @@ class CompletionStream:
         chunk = self._head | {"choices": [choice]}
         if request.continuous_usage:
             chunk["usage"] = wire.continuous_usage(request, self._tokens[index])
-        return chunk
+        return chunk | self._mark(step)
+
+    def _mark(self, step: Step) -> dict[str, object]:
+        """The fingerprint stands on the usage chunk, or else on the last choice's last chunk."""
+        self._open -= step.finish_reason is not None
+        if self._open or self._request.include_usage:
+            return {}
+        return {"system_fingerprint": wire.FINGERPRINT}

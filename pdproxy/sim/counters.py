@@ -54,6 +54,30 @@ class Counters:
     first_token_time: Histogram = field(default_factory=Histogram)
     total_time: Histogram = field(default_factory=Histogram)
 
+    def count_prompt(
+        self, tokens: int, cached: int, is_valid: bool | None, waited_s: float
+    ) -> None:
+        """Count a prompt whose KV has come.
+
+        Args:
+            tokens: Its length.
+            cached: Found in the own prefix cache.
+            is_valid: Whether a transfer brought the right blocks; None if there was none.
+            waited_s: Time since its admission.
+        """
+        self.prompt_tokens += tokens
+        self.cache_queries += tokens
+        self.cache_hits += cached
+        self.by_source["local_cache_hit"] += cached
+        self.prefill_time.observe(waited_s)
+        if is_valid is None:
+            self.by_source["local_compute"] += tokens - cached
+            return
+        self.by_source["external_kv_transfer"] += tokens - cached
+        self.external_queries += tokens - cached
+        self.external_hits += tokens - cached
+        self.wrong_transfers += not is_valid
+
 
 def labelled(labels: Mapping[str, str]) -> str:
     """Labels in Prometheus text form, without the braces."""

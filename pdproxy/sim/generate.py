@@ -85,7 +85,7 @@ async def _parsed(request: web.Request, node: Node, parse: Parse) -> GenerateReq
         return parse(body, request.headers.get("X-Request-Id"), node.config)
     except Problem as problem:
         if problem.kind == "BadRequestError":
-            node.engine.free_handle(body.get("kv_transfer_params"))
+            node.engine.fetcher.free(body.get("kv_transfer_params"))
         raise
 
 

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from pdproxy.sim.books import Table
+from pdproxy.sim.books import Table, block_hashes
 from pdproxy.sim.handles import Pulled
 from pdproxy.sim.model import Generation, Step
 from pdproxy.sim.problems import Problem
 from pdproxy.sim.requests import GenerateRequest
-from pdproxy.sim.transfer import RemoteHandle
+from pdproxy.sim.transfer import RemoteHandle, parse_handle
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +54,7 @@ class Job:
         cached_tokens: Prompt tokens that needed no computing, of all prompts.
         kv_params: The handle for the decoder, once the prefill has ended.
         problem: Set if the engine gave up the request.
+        has_bad_handle: The handle is malformed or has too few blocks, which ends vLLM.
     """
 
     request: GenerateRequest
@@ -61,6 +62,7 @@ class Job:
     cached_tokens: int = 0
     kv_params: dict[str, object] | None = None
     problem: Problem | None = None
+    has_bad_handle: bool = False
     _steps: deque[tuple[int, Step]] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -97,3 +99,19 @@ class Job:
                 return
             self._wake.clear()
             await self._wake.wait()
+
+
+def make_job(request: GenerateRequest, block_size: int, now_s: float, cut_after: int | None) -> Job:
+    """A request's prompts and choices, ready to be queued."""
+    job = Job(request)
+    handle = parse_handle(request.kv_params or {}) if request.has_handle else None
+    for number, ids in enumerate(request.prompts):
+        if request.has_handle and (handle is None or len(handle.block_ids) * block_size < len(ids)):
+            job.has_bad_handle = True
+        hashes = block_hashes(ids, block_size, request.cache_salt)
+        prompt = PromptRun(ids, hashes, handle)
+        for child in range(request.n):
+            index = number * request.n + child
+            sequence = Sequence(job, prompt, index, child, now_s, cut_after=cut_after)
+            job.sequences.append(sequence)
+    return job

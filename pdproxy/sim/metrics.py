@@ -33,7 +33,7 @@ Sample = tuple[str, str, dict[str, float] | Histogram]
 
 
 def _gauges(engine: Engine) -> Iterator[Sample]:
-    waiting, pulling = float(len(engine.waiting)), float(len(engine.pulling))
+    waiting, pulling = float(len(engine.waiting)), float(len(engine.fetcher.pulling))
     yield "vllm:num_requests_running", "gauge", {"": engine.running_count}
     yield "vllm:num_requests_waiting", "gauge", {"": waiting + pulling}
     by_reason = {'reason="capacity"': waiting, 'reason="deferred"': pulling}

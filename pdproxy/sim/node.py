@@ -56,8 +56,9 @@ async def read_body(request: web.Request) -> dict[str, object]:
     try:
         body = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        where = f"body.{error.pos}"
-        raise malformed("json_invalid", where, "JSON decode error", "<dict of 0 items>") from error
+        shown, said = "<dict of 0 items>", "Expecting value"
+        message = "JSON decode error"
+        raise malformed("json_invalid", f"body.{error.pos}", message, shown, said) from error
     if not isinstance(body, dict):
         message = "Input should be a valid dictionary"
         raise malformed("model_attributes_type", "body", message, str(body)[:100])

@@ -9,10 +9,10 @@ from typing import TypedDict
 
 from pdproxy.sim import fields, template, tokenizer
 from pdproxy.sim.config import SimConfig
+from pdproxy.sim.constraints import grammar_of
 from pdproxy.sim.model import Sampling
 from pdproxy.sim.problems import bad_request, malformed, unknown_model
 from pdproxy.sim.requests import GenerateRequest
-from pdproxy.sim.scripts import Grammar
 
 JsonObject = Mapping[str, object]
 
@@ -72,7 +72,7 @@ def parse_chat(body: JsonObject, given_id: str | None, config: SimConfig) -> Gen
         model=model,
         prompts=(prompt,),
         sampling=sampling(body, config, prompt, limit),
-        grammar=_grammar(body, turn.tools),
+        grammar=grammar_of(body, turn.tools),
         logprobs=(alternatives or 0) if wants_logprobs else None,
         parses_tools=bool(turn.tools),
         parses_reasoning=config.reasoning,
@@ -97,7 +97,7 @@ def parse_completion(body: JsonObject, given_id: str | None, config: SimConfig) 
         model=model,
         prompts=prompts,
         sampling=rules[0],
-        grammar=_grammar(body, ()),
+        grammar=grammar_of(body, ()),
         logprobs=logprobs,
         **_common(body),
     )
@@ -280,40 +280,3 @@ def _ids(prompt: object) -> list[int]:
         if not 0 <= item < tokenizer.VOCAB_SIZE:
             raise bad_request(f"Token id {item} is out of vocabulary", "prompt")
     return prompt
-
-
-def _grammar(body: JsonObject, tools: object) -> Grammar | None:
-    """What the answer must follow: a tool choice, a response format or structured outputs."""
-    choice = body.get("tool_choice")
-    given = tuple(fields.objects(body, "tools")) if tools else ()
-    if given and choice == "required":
-        return Grammar(tools=given)
-    if given and isinstance(choice, dict):
-        function = choice.get("function")
-        return Grammar(tools=given, tool_name=_tool_name(function, given))
-    form = fields.mapping(body, "response_format") or {}
-    if form.get("type") == "json_object":
-        return Grammar()
-    if form.get("type") == "json_schema":
-        described = form.get("json_schema")
-        schema = described.get("schema") if isinstance(described, dict) else None
-        return Grammar(schema=schema if isinstance(schema, dict) else None)
-    return _structured(fields.mapping(body, "structured_outputs") or {})
-
-
-def _structured(outputs: JsonObject) -> Grammar | None:
-    schema, choices = outputs.get("json"), outputs.get("choice")
-    if isinstance(schema, dict):
-        return Grammar(schema=schema)
-    if isinstance(choices, list) and choices:
-        return Grammar(choices=tuple(map(str, choices)))
-    return Grammar() if outputs.get("json_object") is True else None
-
-
-def _tool_name(function: object, tools: tuple[JsonObject, ...]) -> str:
-    name = function.get("name") if isinstance(function, dict) else None
-    described = (tool.get("function") for tool in tools)
-    if name not in [f.get("name") for f in described if isinstance(f, dict)]:
-        message = "The tool specified in `tool_choice` does not match any of the specified `tools`"
-        raise bad_request(message, "tool_choice")
-    return str(name)

@@ -52,7 +52,9 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
     return Problem(_BAD_REQUEST, message, "BadRequestError", param)
 
 
-def malformed(kind: str, where: str, message: str, shown: str) -> Problem:
+def malformed(
+    kind: str, where: str, message: str, shown: str, context: str | None = None
+) -> Problem:
     """A body that does not fit the schema.
 
     Args:
@@ -60,9 +62,12 @@ def malformed(kind: str, where: str, message: str, shown: str) -> Problem:
         where: Such as `body.max_tokens`.
         message: What is wrong.
         shown: The wrong input, or a short description of it.
+        context: What the parser said.
     """
-    line = f"{{'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{shown}'}}"
-    return Problem(_BAD_REQUEST, f"1 validation error:\n  {line}", "Bad Request", where)
+    line = f"'type': '{kind}', 'loc': '{where}', 'msg': '{message}', 'input': '{shown}'"
+    if context is not None:
+        line += f", 'ctx': {{'error': '{context}'}}"
+    return Problem(_BAD_REQUEST, f"1 validation error:\n  {{{line}}}", "Bad Request", where)
 
 
 def unsupported_media() -> Problem:

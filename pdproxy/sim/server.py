@@ -83,7 +83,8 @@ async def serve(
         port = int(listener.getsockname()[1])
         host = "127.0.0.1" if config.host in _WILDCARD_HOSTS else config.host
         transfer = await stack.enter_async_context(kv_transfer.Transfer(config))
-        engine = Engine(config, (host, port), transfer, on_crash or listener.close)
+        dead = asyncio.Event()
+        engine = Engine(config, (host, port), transfer, on_crash or dead.set)
         node = Node(config, engine, requests=deque(maxlen=config.keep_requests))
         # Cancellation on a closed connection is off by default; vLLM aborts such requests.
         runner = web.AppRunner(
@@ -94,9 +95,18 @@ async def serve(
         )
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listener).start()
-        stack.push_async_callback(_cancelled, asyncio.get_running_loop().create_task(engine.run()))
+        site = web.SockSite(runner, listener)
+        await site.start()
+        for work in (engine.run(), _stop_listening(dead, site)):
+            task = asyncio.get_running_loop().create_task(work)
+            stack.push_async_callback(_cancelled, task)
         yield Sim(host, port, node)
+
+
+async def _stop_listening(dead: asyncio.Event, site: web.SockSite) -> None:
+    """A dead engine takes no more connections; the open ones get errors."""
+    await dead.wait()
+    await site.stop()
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -36,7 +36,7 @@ class Answer:
     @property
     def text(self) -> str:
         """The first choice's text, whole or streamed, chat or completions."""
-        if self.headers["Content-Type"].startswith("text/event-stream"):
+        if self.headers["content-type"].startswith("text/event-stream"):
             choices = [c for e in self.events for c in e["choices"] if c["index"] == 0]
             return "".join(
                 c.get("text") or c.get("delta", {}).get("content") or "" for c in choices
@@ -49,7 +49,8 @@ async def send(
     session: aiohttp.ClientSession, sim: Sim, path: str, body: object, **headers: str
 ) -> Answer:
     async with session.post(sim.url + path, json=body, headers=headers) as response:
-        return Answer(response.status, dict(response.headers), await response.read())
+        names = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, names, await response.read())
 
 
 async def prefill(session: aiohttp.ClientSession, sim: Sim, path: str, body: Json) -> Json:
