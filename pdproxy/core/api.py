@@ -6,13 +6,14 @@ on for the engine to judge; only what is no JSON object at all is refused here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import msgspec
 
-from pdproxy.core.jsonfields import JsonFields, Raw, decode, split_object
+from pdproxy.core.jsonfields import JsonFields, Raw, decode, join_object, raw, split_object
 from pdproxy.core.media import measure_messages
 from pdproxy.errors import InvalidRequest
 
@@ -28,8 +29,18 @@ INTERNAL_FIELDS = frozenset(
     }
 )
 
+# A client's own engine arguments, which vLLM joins with the fields above into one mapping.
+ENGINE_ARGUMENTS = "vllm_xargs"
+
+# More answers than an engine gives (VLLM_MAX_N_SEQUENCES); a larger number is refused there and
+# must not count as load until then.
+MAX_CHOICES = 16_384
+
 _NULL = Raw(b"null")
+_ZERO = Raw(b"0")
 _RAW_LIST = msgspec.json.Decoder(list[Raw])
+_LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
+_TOKEN_IDS = re.compile(rb"\[\s*(?:\[\s*)?[0-9]")
 # Chat fields beside the messages that a template renders into the prompt.
 _RENDERED_FIELDS = ("tools", "functions", "documents")
 
@@ -47,7 +58,7 @@ class GenerateRequest:
 
     Attributes:
         api: which API, and so which path on the engines.
-        fields: the body's top-level fields, raw, without INTERNAL_FIELDS.
+        fields: the body's top-level fields, raw, without what `without_internal` takes out.
         model: the model's name, `""` if none was given.
         body_bytes: size of the body.
         text_bytes: size of what becomes the prompt, media left out.
@@ -95,9 +106,7 @@ def parse_generate(api: Api, body: bytes) -> GenerateRequest:
     Raises:
         InvalidRequest: it is not a JSON object.
     """
-    fields = parse_object(body)
-    for name in INTERNAL_FIELDS & fields.keys():
-        del fields[name]
+    fields = without_internal(parse_object(body))
     text_bytes, prompt_tokens, media_tokens = _measure(api, fields)
     return GenerateRequest(
         api=api,
@@ -107,7 +116,7 @@ def parse_generate(api: Api, body: bytes) -> GenerateRequest:
         text_bytes=text_bytes,
         prompt_tokens=prompt_tokens,
         media_tokens=media_tokens,
-        choices=max(1, _integer(fields.get("n")) or 1),
+        choices=min(MAX_CHOICES, max(1, _integer(fields.get("n")) or 1)),
         max_output_tokens=_output_limit(api, fields),
         wants_stream=_is_true(fields.get("stream")),
         is_decode_only=_is_decode_only(api, fields),
@@ -128,9 +137,24 @@ def parse_object(body: bytes) -> dict[str, Raw]:
         raise InvalidRequest(str(error)) from None
 
 
-def without_internal(fields: JsonFields) -> dict[str, Raw]:
-    """Return the fields less those that only engines may set."""
-    return {name: value for name, value in fields.items() if name not in INTERNAL_FIELDS}
+def without_internal(fields: dict[str, Raw]) -> dict[str, Raw]:
+    """Return the fields less those that only engines may set; the same object if it has none.
+
+    They are taken out of `vllm_xargs` too: what stands there under their name is as good.
+    Source: vLLM 0.32, `to_sampling_params`.
+    """
+    if not INTERNAL_FIELDS.isdisjoint(fields):
+        fields = {name: value for name, value in fields.items() if name not in INTERNAL_FIELDS}
+    if ENGINE_ARGUMENTS not in fields:
+        return fields
+    try:
+        arguments = split_object(bytes(fields[ENGINE_ARGUMENTS]))
+    except ValueError:
+        return fields
+    kept = {name: value for name, value in arguments.items() if name not in INTERNAL_FIELDS}
+    if len(kept) == len(arguments):
+        return fields
+    return {**fields, ENGINE_ARGUMENTS: Raw(join_object(kept))}
 
 
 def _measure(api: Api, fields: JsonFields) -> tuple[int, int | None, int]:
@@ -148,7 +172,7 @@ def _measure(api: Api, fields: JsonFields) -> tuple[int, int | None, int]:
 def _measure_prompt(prompt: Raw) -> tuple[int, int | None]:
     """Return text bytes and, for token ids, their number."""
     text = bytes(prompt)
-    if text.startswith(b"[") and text[1:64].lstrip()[:1].isdigit():
+    if _TOKEN_IDS.match(text):
         return 0, text.count(b",") + 1
     return len(text), None
 
@@ -158,25 +182,34 @@ def _list_of_prompts(api: Api, prompt: Raw | None) -> tuple[Raw, ...]:
     if api is not Api.COMPLETIONS or prompt is None:
         return ()
     text = bytes(prompt)
-    if not text.startswith(b"[") or text[1:64].lstrip()[:1] not in (b'"', b"["):
+    if not _LIST_OF_PROMPTS.match(text):
         return ()
-    try:
-        prompts = _RAW_LIST.decode(text)
-    except msgspec.DecodeError:
-        return ()
+    prompts = _items(text)
     return tuple(prompts) if len(prompts) > 1 else ()
+
+
+def _items(text: bytes) -> list[Raw]:
+    try:
+        return _RAW_LIST.decode(text)
+    except msgspec.DecodeError:  # such as a lone surrogate, which engines take
+        plain = decode(text)
+    return [raw(item) for item in plain] if isinstance(plain, list) else []
 
 
 def _is_decode_only(api: Api, fields: JsonFields) -> bool:
     """Tell whether the decoder would compute the whole prompt whatever KV it was given.
 
-    Prompt log-probabilities need every position's logits and beam search returns no handle.
-    Source: vLLM 0.32, seen on engines.
+    Prompt log-probabilities need every position's logits and beam search returns no handle. In
+    chat, `echo` alone asks for them, since `top_logprobs` is 0 there unless it is null.
+    Source: vLLM 0.32, seen on engines; for chat `chat_completion/protocol.py`.
     """
     if _is_given(fields.get("prompt_logprobs")) or _is_true(fields.get("use_beam_search")):
         return True
-    has_echo = api is Api.COMPLETIONS and _is_true(fields.get("echo"))
-    return has_echo and _is_given(fields.get("logprobs"))
+    if not _is_true(fields.get("echo")):
+        return False
+    if api is Api.CHAT:
+        return _is_given(fields.get("top_logprobs", _ZERO))
+    return _is_given(fields.get("logprobs"))
 
 
 def _output_limit(api: Api, fields: JsonFields) -> int | None:
@@ -211,8 +244,9 @@ def _integer(value: Raw | None) -> int | None:
 
 
 def _text(value: Raw | None) -> str:
+    """Return a string that can be logged and counted under, whatever it holds."""
     plain = _plain(value)
-    return plain if isinstance(plain, str) else ""
+    return plain.encode("utf-8", "replace").decode() if isinstance(plain, str) else ""
 
 
 def _plain(value: Raw | None) -> object:

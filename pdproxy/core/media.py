@@ -40,7 +40,7 @@ def measure_messages(raw: bytes) -> tuple[int, int]:
         return len(raw), 0
     text_bytes = media_tokens = 0
     for part in _parts(messages):
-        if isinstance(part, dict) and part.get("type") in _MEDIA_TYPES:
+        if isinstance(part, dict) and _is_media(part.get("type")):
             media_tokens += _media_tokens(part)
         else:
             text_bytes += _text_bytes(part)
@@ -69,14 +69,23 @@ def _parts(messages: object) -> Iterator[object]:
             yield message
 
 
+def _is_media(kind: object) -> bool:
+    return isinstance(kind, str) and kind in _MEDIA_TYPES
+
+
 def _text_bytes(part: object) -> int:
-    if isinstance(part, str):
-        return len(part.encode("utf-8", "replace"))
-    if isinstance(part, dict):
-        return sum(_text_bytes(value) for value in part.values())
-    if isinstance(part, list):
-        return sum(_text_bytes(value) for value in part)
-    return 0
+    """Add up all strings in a value; without recursion, since a client decides how deep it is."""
+    total = 0
+    waiting = [part]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            total += len(value.encode("utf-8", "replace"))
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list):
+            waiting.extend(value)
+    return total
 
 
 def _media_tokens(part: dict[object, object]) -> int:

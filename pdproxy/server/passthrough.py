@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from aiohttp import web
 
-from pdproxy.core.api import INTERNAL_FIELDS, parse_object, without_internal
+from pdproxy.core.api import parse_object, without_internal
 from pdproxy.core.jsonfields import join_object
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.passthrough import RawRequest, pass_through
@@ -55,9 +55,8 @@ async def _body(
         return _chunks(request, context.rules.max_body_bytes)
     body = await read_body(context, request)
     fields = parse_object(body)
-    if INTERNAL_FIELDS.isdisjoint(fields):
-        return body
-    return join_object(without_internal(fields))
+    kept = without_internal(fields)
+    return body if kept is fields else join_object(kept)
 
 
 async def _chunks(request: web.Request, limit: int) -> AsyncIterator[bytes]:
