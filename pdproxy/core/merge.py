@@ -27,11 +27,13 @@ class StreamMerger:
         self._identity: dict[str, Raw] = {}
         self._usages: dict[int, JsonFields] = {}
         self._usage_event: JsonFields | None = None
+        self._has_failed = False
 
     def rewrite(self, position: int, block: bytes) -> bytes:
         """Return the events of part `position` as events of the joint answer.
 
         Usage events without choices and `[DONE]` are taken out; `ending` makes the joint ones.
+        After an error event nothing follows, of whatever part.
         """
         return b"".join(self._event(position, event) for event in sse.split_block(block))
 
@@ -44,7 +46,7 @@ class StreamMerger:
 
     def _event(self, position: int, event: bytes) -> bytes:
         data = sse.data_of(event)
-        if data.strip() == b"[DONE]":
+        if self._has_failed or data.strip() == b"[DONE]":
             return b""
         try:
             fields = split_object(data)
@@ -52,6 +54,7 @@ class StreamMerger:
             return event
         fields = self._identified(fields)
         facts = read_body(fields)
+        self._has_failed = facts.error is not None
         if facts.usage is not None and not facts.indexes:
             self._usages[position] = _usage_fields(fields)
             self._usage_event = fields
@@ -108,12 +111,19 @@ def _choice_list(choices: Raw | None, shift: int) -> list[dict[str, Raw]]:
 
 
 def _raw_list(choices: Raw | None) -> list[dict[str, Raw]]:
+    """Return the choices that are objects."""
     if choices is None:
         return []
     try:
         return _CHOICES.decode(choices)
-    except msgspec.DecodeError:
-        return []
+    except msgspec.DecodeError:  # such as a lone surrogate in a text
+        plain = decode(choices)
+    items = plain if isinstance(plain, list) else []
+    return [_fields_of(item) for item in items if isinstance(item, dict)]
+
+
+def _fields_of(choice: dict[str, object]) -> dict[str, Raw]:
+    return {name: raw(value) for name, value in choice.items()}
 
 
 def _usage_fields(fields: JsonFields) -> JsonFields:

@@ -10,7 +10,13 @@ import random
 from enum import Enum, auto
 
 from pdproxy.core.instance import Role
-from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamUnreachable
+from pdproxy.errors import (
+    EngineAnswered,
+    PDProxyError,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
 
 # HTTP statuses by which an engine says "not now".
 TOO_MANY_REQUESTS = 429
@@ -37,7 +43,7 @@ class Verdict(Enum):
 
 def judge(role: Role, error: PDProxyError) -> Verdict:
     """Return how to go on after `error` ended an attempt before any output reached the client."""
-    if isinstance(error, UpstreamUnreachable):
+    if was_never_sent(error):
         return Verdict.ELSEWHERE
     is_decode = role is Role.DECODE
     if isinstance(error, EngineAnswered):
@@ -48,6 +54,12 @@ def judge(role: Role, error: PDProxyError) -> Verdict:
     elif not isinstance(error, UpstreamError):
         return Verdict.GIVE_UP
     return Verdict.FRESH_PREFILL if is_decode else Verdict.ELSEWHERE
+
+
+def was_never_sent(error: PDProxyError) -> bool:
+    """Tell whether the request certainly did not reach the engine: there was no connection."""
+    is_connect_timeout = isinstance(error, UpstreamTimeout) and error.phase == "connect"
+    return is_connect_timeout or isinstance(error, UpstreamUnreachable)
 
 
 def is_instance_fault(error: PDProxyError) -> bool:

@@ -11,10 +11,11 @@ from pdproxy.core.fleet import Lease
 from pdproxy.core.headers import HeaderList
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.load import Cost
+from pdproxy.core.retry import was_never_sent
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools, attempt
 from pdproxy.dispatch.ports import Downstream, Headers
-from pdproxy.errors import UpstreamError, UpstreamUnreachable
+from pdproxy.errors import UpstreamError
 from pdproxy.upstream.limits import Timeouts
 from pdproxy.upstream.response import Response
 
@@ -64,9 +65,10 @@ async def pass_through(
             account.decode_attempts += 1
             try:
                 await _try_one(tools, request, lease, downstream, timeouts)
-            except UpstreamUnreachable:
+            except UpstreamError as error:
                 failed.append(lease.instance)
-                if len(failed) >= tools.rules.max_attempts or not _has_other(tools, role, failed):
+                is_last = len(failed) >= tools.rules.max_attempts
+                if is_last or not was_never_sent(error) or not _has_other(tools, role, failed):
                     raise
             else:
                 return
