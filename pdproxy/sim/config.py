@@ -58,7 +58,7 @@ class SimConfig:
     transfer_base_s: float = 0.0
     transfer_per_token_s: float = 0.0
     tokens_per_step: int = 1
-    eos_odds: int = 512
+    eos_odds: int = 2048
     model_seed: int = 0
     prompt_tokens_details: bool = True
     reasoning: bool = False

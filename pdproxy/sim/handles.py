@@ -60,6 +60,9 @@ class Handles:
     def __len__(self) -> int:
         return len(self._pins)
 
+    def __contains__(self, handle_id: object) -> bool:
+        return handle_id in self._pins
+
     def pin(self, handle_id: str, table: Table, state: int, tokens: int, now_s: float) -> Pin:
         """Keep a finished prompt's blocks; the table belongs to the pin from here on."""
         self._books.shrink(table, tokens)

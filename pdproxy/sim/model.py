@@ -32,7 +32,7 @@ class Sampling:
     max_tokens: int
     min_tokens: int = 0
     seed: int = 0
-    eos_odds: int = 512
+    eos_odds: int = 2048
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     include_stop: bool = False

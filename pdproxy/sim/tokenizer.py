@@ -5,7 +5,7 @@ the same ids. Then a continuation by text and one by exact ids have the same pre
 compare them. It holds because written tokens are whole words with a leading space, or single
 characters; and nothing that stands before them can join them.
 
-Some characters are two tokens, each half a UTF-8 sequence, so a cut can fall inside a character.
+Some characters are two tokens, the second being the last byte, so a cut can fall inside one.
 """
 
 import codecs
@@ -71,8 +71,7 @@ def _vocabulary() -> tuple[bytes, ...]:
     tokens += [bytes([value]) for value in range(256)]
     tokens += [f" {word}".encode() for word in _WORDS]
     tokens += [character.encode() for character in _CHARACTERS]
-    for character in _SPLIT_CHARACTERS:
-        tokens += [character.encode()[:2], character.encode()[2:]]
+    tokens += [character.encode()[:-1] for character in _SPLIT_CHARACTERS]
     taken = set(tokens)
     pairs = ("".join(pair).encode() for pair in product(ascii_lowercase, repeat=2))
     spaced = (b" " + bytes([value]) for value in ascii_lowercase.encode())
@@ -88,7 +87,11 @@ def _vocabulary() -> tuple[bytes, ...]:
 
 TOKEN_BYTES = _vocabulary()
 _HALVES_BASE = _WORD_BASE + len(_WORDS) + len(_CHARACTERS)
-TAIL_OF = {_HALVES_BASE + 2 * i: _HALVES_BASE + 2 * i + 1 for i in range(len(_SPLIT_CHARACTERS))}
+# The token that must follow: the character's last byte.
+TAIL_OF = {
+    _HALVES_BASE + i: _BYTE_BASE + character.encode()[-1]
+    for i, character in enumerate(_SPLIT_CHARACTERS)
+}
 _PUNCTUATION = tuple(_BYTE_BASE + value for value in b".,;:?!\n-")
 # What the model chooses from; punctuation several times, so that the text looks like one.
 WRITABLE = (
@@ -103,8 +106,8 @@ _PIECES = {
 _PIECES |= {c: _WORD_BASE + len(_WORDS) + i for i, c in enumerate(_CHARACTERS)}
 _SPECIAL_IDS = {special: number for number, special in enumerate(_SPECIALS)}
 _SPLIT = {
-    character: [_HALVES_BASE + 2 * i, _HALVES_BASE + 2 * i + 1]
-    for i, character in enumerate(_SPLIT_CHARACTERS)
+    character: (head, tail)
+    for character, (head, tail) in zip(_SPLIT_CHARACTERS, TAIL_OF.items(), strict=True)
 }
 _PATTERN = re.compile(
     "|".join(re.escape(special) for special in _SPECIALS) + r"| ?[A-Za-z]+|.", re.DOTALL
@@ -117,7 +120,7 @@ def _encode_piece(piece: str) -> tuple[int, ...]:
     if piece in _SPECIAL_IDS:
         return (_SPECIAL_IDS[piece],)
     if piece in _SPLIT:
-        return tuple(_SPLIT[piece])
+        return _SPLIT[piece]
     ids: list[int] = []
     start = 0
     while start < len(piece):

@@ -86,15 +86,18 @@ def stream_shapes(raw: bytes | str) -> list[Any]:
     for block in filter(None, text.split("\n\n")):
         name, _, data = block.rpartition("data: ")
         event = data if data == "[DONE]" else orjson.loads(data)
-        if not _is_empty(event):
+        if _shows_something(event):
             kind = (name, shape(event))
             if kind not in kinds:
                 kinds.append(kind)
     return kinds
 
 
-def _is_empty(event: Any) -> bool:
+def _shows_something(event: Any) -> bool:
+    """False for half a character; one at the very end counts as empty content."""
     if not isinstance(event, dict) or not event.get("choices"):
-        return False
+        return True
     choice = cast(dict[str, Any], event["choices"][0])
-    return choice.get("delta") == {} and choice["finish_reason"] is None
+    if choice.get("delta") == {} and choice["finish_reason"] is not None:
+        choice["delta"] = {"content": ""}
+    return choice.get("delta") != {}
