@@ -5,6 +5,7 @@ Source: vLLM 0.32 NixlConnector and the Mooncake connectors of vllm-ascend, whic
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from pdproxy.core.api import GenerateRequest
@@ -23,7 +24,8 @@ _ASK = raw(
 )
 _ONE = Raw(b"1")
 _FALSE = Raw(b"false")
-_NULL = b"null"
+# Anything but an object with something in it would be no handle to a decoder, and may end it.
+_HANDLE = re.compile(rb"\{\s*[^\s}]")
 
 # What only shapes the output and would end the one-token prefill early (no handle comes back with
 # some connectors), make it fail, or make its reply longer. All else stays, since a chat template
@@ -70,7 +72,7 @@ class PullConnector:
     def handle_of(self, reply: JsonFields) -> Raw | None:
         """Return `kv_transfer_params` whole, every key as it came."""
         handle = reply.get("kv_transfer_params")
-        if handle is None or bytes(memoryview(handle)[:4]) in (_NULL, b"{}"):
+        if handle is None or _HANDLE.match(memoryview(handle)) is None:
             return None
         return handle
 
