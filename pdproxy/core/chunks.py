@@ -9,13 +9,12 @@ given; one that does changes the named field and leaves the bytes of every other
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
 from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import JsonFields, decode, encode, join_object, raw, split_object
-from pdproxy.core.sse import data_of, encode_data
+from pdproxy.core.sse import data_of, encode_data, with_data
 from pdproxy.errors import PDProxyError
 
 # What an engine tells the proxy and no client: KV handles and their encoder-side kin.
@@ -26,22 +25,14 @@ _NULL = msgspec.Raw(b"null")
 _EMPTY: JsonFields = {}
 
 # Where engines put generated output, in a delta, a message, or a completion's choice itself.
-_CONTENT_FIELDS = (
-    "content",
-    "text",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "tool_calls",
-    "function_call",
-    "audio",
-)
+_TEXT_FIELDS = ("content", "text", "reasoning", "reasoning_content", "refusal")
+_CONTENT_FIELDS = (*_TEXT_FIELDS, "tool_calls", "function_call", "audio")
 # What else is lost if the event that carries it is dropped.
 _OTHER_OUTPUT_FIELDS = ("role", "logprobs", "token_ids", "prompt_token_ids", "prompt_logprobs")
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+# Structs, not dataclasses: with usage in each chunk these are built once a token.
+class Usage(msgspec.Struct, frozen=True):
     """Token counts of an answer; `cached_tokens` is None if the engine does not say."""
 
     prompt_tokens: int
@@ -49,8 +40,7 @@ class Usage:
     cached_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkFacts:
+class ChunkFacts(msgspec.Struct, frozen=True):
     """What a chunk or a whole answer says; choices are named by their index.
 
     Attributes:
@@ -65,7 +55,7 @@ class ChunkFacts:
         has_internal: fields for the proxy are present, see `INTERNAL_FIELDS`.
     """
 
-    finished: Mapping[int, str] = field(default_factory=dict)
+    finished: Mapping[int, str] = {}
     recomputed: frozenset[int] = frozenset()
     usage: Usage | None = None
     error: bytes | None = None
@@ -106,16 +96,9 @@ def is_plain(block: bytes) -> bool:
     internal. False is not: it only means that `read_event` shall tell.
     """
     try:
-        if block.find(b"\n") == len(block) - 2:
-            _decode_plain(block[5:])
-            return True
-        for line in block.split(b"\n"):
-            if line:
-                if not line.startswith(b"data:"):
-                    return False
-                _decode_plain(line[5:])
+        _decode_plain(block[5:])
     except (msgspec.DecodeError, RecursionError):
-        return False
+        return block.find(b"\n") < len(block) - 2 and _are_plain(block)
     return True
 
 
@@ -125,39 +108,23 @@ def read_event(event: bytes, *, user_stops: frozenset[str] = frozenset()) -> Chu
     if data.strip() == _DONE_DATA:
         return _DONE_FACTS
     try:
-        fields = split_object(data)
+        chunk = decode(data)
     except ValueError:
         return _NO_FACTS
-    return read_body(fields, user_stops=user_stops)
+    return _read(chunk, user_stops) if isinstance(chunk, dict) else _NO_FACTS
 
 
 def read_body(fields: JsonFields, *, user_stops: frozenset[str] = frozenset()) -> ChunkFacts:
     """Return what the fields of a whole answer, or of a chunk, say."""
-    choices = _choices(fields)
-    finished: dict[int, str] = {}
-    recomputed: set[int] = set()
-    for index, choice in choices:
-        if is_recomputed(choice, user_stops):
-            recomputed.add(index)
-        elif choice.get("finish_reason"):
-            finished[index] = str(choice["finish_reason"])
-    error = fields.get("error")
-    return ChunkFacts(
-        finished=finished,
-        recomputed=frozenset(recomputed),
-        usage=_usage(fields),
-        error=None if _is_null(error) else bytes(error or b""),
-        has_content=any(_has_any(choice, _CONTENT_FIELDS) for _, choice in choices),
-        indexes=frozenset(index for index, _ in choices),
-        has_internal=any(not _is_null(fields.get(name)) for name in INTERNAL_FIELDS),
-    )
+    names = ("choices", "usage", "error")
+    body: dict[str, object] = {name: _value(fields.get(name)) for name in names}
+    # Handles may be megabytes: that they are there is enough.
+    body |= {name: not _is_null(fields.get(name)) or None for name in INTERNAL_FIELDS}
+    return _read(body, user_stops)
 
 
 def with_cached_tokens(event_or_body: bytes, cached_tokens: int) -> bytes:
-    """Return the event, or the JSON body, with `usage` telling the given cached tokens.
-
-    See `set_cached_tokens`.
-    """
+    """Return the event, or the JSON body, with its figure set; see `set_cached_tokens`."""
     return _edited(event_or_body, lambda fields: set_cached_tokens(fields, cached_tokens))
 
 
@@ -197,21 +164,52 @@ def without_recomputed(event: bytes, indexes: Collection[int]) -> bytes:
     Their `finish_reason` and `stop_reason` become null. `b""` if the event then says nothing:
     no output, no usage, no error, no other choice.
     """
-    fields = split_object(data_of(event))
-    facts = read_body(fields)
-    if not facts.indexes & set(indexes):
+    facts = read_event(event)
+    if facts.indexes.isdisjoint(indexes):
         return event
-    others = facts.indexes - set(indexes)
-    if not others and facts.usage is None and facts.error is None:
-        names = _CONTENT_FIELDS + _OTHER_OUTPUT_FIELDS
-        if not any(_has_any(choice, names) for _, choice in _choices(fields)):
-            return b""
-    return _edited(event, lambda fields: _reopen_choices(fields, indexes))
+    try:
+        fields = split_object(data_of(event))
+    except ValueError:  # NaN in it: no client could read it, and it must not show the marker
+        return b""
+    says_more = facts.usage is not None or facts.error is not None
+    if not says_more and facts.indexes.issubset(indexes) and not _has_output(fields):
+        return b""
+    return with_data(event, join_object(_reopen_choices(fields, indexes)))
 
 
 def error_event(error: PDProxyError) -> bytes:
     r"""Return the event that tells a client of an error: `data: {"error":{...}}\n\n`."""
     return encode_data(encode(error.to_openai()))
+
+
+def _are_plain(block: bytes) -> bool:
+    try:
+        for data in block[5:-2].split(b"\n\ndata:"):
+            _decode_plain(data)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
+
+
+def _read(chunk: Mapping[str, object], user_stops: frozenset[str]) -> ChunkFacts:
+    choices = _choices(chunk.get("choices"))
+    finished: dict[int, str] = {}
+    recomputed: set[int] = set()
+    for index, choice in choices:
+        if is_recomputed(choice, user_stops):
+            recomputed.add(index)
+        elif choice.get("finish_reason"):
+            finished[index] = str(choice["finish_reason"])
+    error = chunk.get("error")
+    return ChunkFacts(
+        finished=finished,
+        recomputed=frozenset(recomputed),
+        usage=_usage(chunk.get("usage")),
+        error=None if error is None else encode(error),
+        has_content=any(_has_any(choice, _CONTENT_FIELDS) for _, choice in choices),
+        indexes=frozenset(index for index, _ in choices),
+        has_internal=any(chunk.get(name) is not None for name in INTERNAL_FIELDS),
+    )
 
 
 def _edited(event_or_body: bytes, edit: Callable[[JsonFields], JsonFields]) -> bytes:
@@ -226,39 +224,32 @@ def _edited(event_or_body: bytes, edit: Callable[[JsonFields], JsonFields]) -> b
         return event_or_body
     if is_body:
         return join_object(edited)
-    return _other_lines(event_or_body) + encode_data(join_object(edited))
+    return with_data(event_or_body, join_object(edited))
 
 
-def _other_lines(event: bytes) -> bytes:
-    """Return the lines of an event other than its data, such as `event: x`."""
-    lines = event.split(b"\n")
-    return b"".join(
-        line + b"\n" for line in lines if line and not line.startswith(b"data:") and line != b"data"
-    )
+def _has_output(fields: JsonFields) -> bool:
+    names = (*_CONTENT_FIELDS, *_OTHER_OUTPUT_FIELDS)
+    return any(_has_any(choice, names) for _, choice in _choices(_value(fields.get("choices"))))
 
 
 def _reopen_choices(fields: JsonFields, indexes: Collection[int]) -> JsonFields:
     choices = msgspec.json.decode(fields["choices"], type=list[msgspec.Raw])
     for position, item in enumerate(choices):
         choice = _object(item)
-        if choice is None or _index(decode(choice.get("index", _NULL)), position) not in indexes:
+        if choice is None or _index(_value(choice.get("index")), position) not in indexes:
             continue
         ends = {name: _NULL for name in ("finish_reason", "stop_reason") if name in choice}
         choices[position] = msgspec.Raw(join_object({**choice, **ends}))
     return {**fields, "choices": raw(choices)}
 
 
-def _choices(fields: JsonFields) -> list[tuple[int, Mapping[str, object]]]:
-    """Return (index, choice) of each choice that is an object."""
-    try:
-        choices = decode(fields.get("choices", _NULL))
-    except ValueError:
-        return []
-    if not isinstance(choices, list):
+def _choices(value: object) -> list[tuple[int, Mapping[str, object]]]:
+    """Return (index, choice) of each element of `choices` that is an object."""
+    if not isinstance(value, list):
         return []
     return [
         (_index(choice.get("index"), position), choice)
-        for position, choice in enumerate(choices)
+        for position, choice in enumerate(value)
         if isinstance(choice, dict)
     ]
 
@@ -269,30 +260,34 @@ def _index(value: object, position: int) -> int:
 
 def _has_any(choice: Mapping[str, object], names: Collection[str]) -> bool:
     """Say whether a choice, its delta or its message holds one of the fields, not empty."""
-    for part in (choice, choice.get("delta"), choice.get("message")):
-        if isinstance(part, Mapping) and any(part.get(name) for name in names):
-            return True
+    for part in (choice.get("delta"), choice.get("message"), choice):
+        if isinstance(part, dict):
+            for name in names:
+                if part.get(name):
+                    return True
     return False
 
 
-def _usage(fields: JsonFields) -> Usage | None:
-    usage = _object(fields.get("usage"))
-    if usage is None:
+def _usage(value: object) -> Usage | None:
+    if not isinstance(value, dict):
         return None
-    details = _object(usage.get("prompt_tokens_details")) or _EMPTY
+    details = value.get("prompt_tokens_details")
     return Usage(
-        prompt_tokens=_count(usage.get("prompt_tokens")) or 0,
-        completion_tokens=_count(usage.get("completion_tokens")) or 0,
-        cached_tokens=_count(details.get("cached_tokens")),
+        prompt_tokens=_count(value.get("prompt_tokens")) or 0,
+        completion_tokens=_count(value.get("completion_tokens")) or 0,
+        cached_tokens=_count(details.get("cached_tokens")) if isinstance(details, dict) else None,
     )
 
 
-def _count(value: msgspec.Raw | None) -> int | None:
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _value(value: msgspec.Raw | None) -> object:
     try:
-        count = decode(value) if value is not None else None
+        return None if value is None else decode(value)
     except ValueError:
         return None
-    return count if isinstance(count, int) else None
 
 
 def _object(value: msgspec.Raw | None) -> JsonFields | None:

@@ -67,8 +67,6 @@ class EventSplitter:
         if self._at_start:
             data = self._without_bom(data)
         data = self._with_lf(data)
-        if not self._held:
-            data = data.lstrip(b"\n")
         end = self._end_of_events(data)
         if not end:
             self._hold_more(data)
@@ -140,6 +138,12 @@ def data_of(event: bytes) -> bytes:
 def encode_data(data: bytes) -> bytes:
     r"""Return `data` as one event: `data: ...\n\n`, a data line for each of its lines."""
     return b"data: " + data.replace(b"\n", b"\ndata: ") + b"\n\n"
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """Return the event with other data; its other lines (`event: x`, `id: 7`) come first."""
+    lines = [line for line in event.split(b"\n") if line and not _is_data(line)]
+    return b"".join(line + b"\n" for line in lines) + encode_data(data)
 
 
 def _is_clean(data: bytes) -> bool:
