@@ -2,7 +2,7 @@
 
 Rules: nothing is released before the decoder's first sign of generation; one write per read;
 what no rule touches leaves byte for byte; a stream is a success only when every choice has its
-finish reason.
+finish reason; nothing follows `[DONE]`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pdproxy.core.chunks import (
     is_plain,
     read_event,
     with_cached_tokens,
+    without_internal,
     without_recomputed,
 )
 from pdproxy.core.jsonfields import Raw, decode, join_object
@@ -75,9 +76,10 @@ class StreamRelay:
         self._cached_tokens = cached_tokens
         self._stops = stops
         self._on_content = on_content
+        self._max_event_bytes = max_event_bytes
         self._splitter = sse.EventSplitter(max_event_bytes=max_event_bytes)
         self._downstream: Downstream | None = None
-        self._held: list[bytes] = []
+        self._held = b""
         self._has_content = False
         self._is_open = False
         self._is_over = False
@@ -100,8 +102,7 @@ class StreamRelay:
     def attach(self, downstream: Downstream) -> None:
         """Let what was held and all that comes go to the client."""
         self._downstream = downstream
-        held = b"".join(self._held)
-        self._held.clear()
+        held, self._held = self._held, b""
         if held:
             self._send(downstream, held)
         if self._has_content:
@@ -128,15 +129,37 @@ class StreamRelay:
 
     def body_received(self, data: bytes) -> None:
         """Take the bytes of one read."""
-        if self._is_over:
+        if self._is_over or self.facts.is_done:
             return
         try:
             block = self._splitter.feed(data)
         except ValueError:
             self._finish(UpstreamProtocol("the decoder sent an event over the size limit"))
             return
-        if not block:
+        if block:
+            self._take(block)
+
+    def body_ended(self) -> None:
+        """Take the end of the body, whose last event may lack its blank line."""
+        if self._is_over:
             return
+        if rest := self._splitter.flush():
+            self._take(rest)
+        failure = self._verdict()
+        if failure is None and not self._has_ending:
+            self._take(sse.DONE)
+        if not self._is_over:
+            self._finish(failure)
+
+    def body_failed(self, error: UpstreamError) -> None:
+        """Take the failure of the connection; one after the stream's own end is none."""
+        if not self._is_over:
+            is_whole = self._has_ending and self._verdict() is None
+            self._finish(None if is_whole else error)
+
+    # --- inside
+
+    def _take(self, block: bytes) -> None:
         downstream = self._downstream
         if downstream is None or not self._has_content or not is_plain(block):
             block = self._inspect(block)
@@ -145,32 +168,16 @@ class StreamRelay:
         elif block:
             self._send(downstream, block)
 
-    def body_ended(self) -> None:
-        """Take the end of the body."""
-        if self._is_over:
-            return
-        failure = self._verdict()
-        downstream = self._downstream
-        if failure is None and downstream is not None and not self._has_ending:
-            downstream.write(sse.DONE)
-        self._finish(failure)
-
-    def body_failed(self, error: UpstreamError) -> None:
-        """Take the failure of the connection."""
-        if not self._is_over:
-            is_whole = self.facts.is_done and self._verdict() is None
-            self._finish(None if is_whole else error)
-
-    # --- inside
-
     def _inspect(self, block: bytes) -> bytes:
         """Read each event of a block and return what goes on."""
         kept = [self._apply(event) for event in sse.split_block(block)]
         return b"".join(kept)
 
     def _apply(self, event: bytes) -> bytes:
-        seen = read_event(event, user_stops=self._stops)
         facts = self.facts
+        if facts.is_done:
+            return b""
+        seen = read_event(event, user_stops=self._stops)
         if seen.is_done:
             facts.is_done = True
             return event if self._verdict() is None else b""
@@ -184,6 +191,8 @@ class StreamRelay:
                 event = with_cached_tokens(event, self._cached_tokens)
         if seen.error is not None:
             facts.error = seen.error
+        if seen.has_internal:
+            event = without_internal(event)
         self._note_start(seen, event)
         return event
 
@@ -196,11 +205,13 @@ class StreamRelay:
             self._is_open = True
 
     def _hold(self, block: bytes) -> None:
-        self._held.append(block)
-        if self.facts.error is not None and not self._is_open:
+        self._held += block
+        if self._is_open:
+            self._rouse()
+        elif self.facts.error is not None:
             self._finish(engine_error(self.facts.error))
-        elif self._is_open and not self._wake.done():
-            self._wake.set_result(None)
+        elif len(self._held) > self._max_event_bytes:
+            self._finish(UpstreamProtocol("the decoder sent too much before any output"))
 
     def _send(self, downstream: Downstream, block: bytes) -> None:
         downstream.write(block)

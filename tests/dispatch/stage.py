@@ -1,0 +1,223 @@
+"""What stands around dispatch in its tests: a client, an observer, and fake engines on sockets."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import orjson
+
+from pdproxy.connectors.pull import PullConnector
+from pdproxy.core.api import Api, parse_generate
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.instance import Endpoint, Instance, Role, State
+from pdproxy.core.load import NO_LOAD, Cost, LoadBoard, OutputEstimator, TokenEstimator
+from pdproxy.core.policy import Candidate
+from pdproxy.core.timeline import Timeline
+from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.batch import answer
+from pdproxy.dispatch.legs import Call, Tools
+from pdproxy.dispatch.ports import Headers
+from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.upstream.client import EngineClient
+from pdproxy.upstream.limits import Timeouts
+from tests.fakes import behaviours
+from tests.fakes.behaviours import Behaviour
+from tests.fakes.client import events_of
+from tests.fakes.engine import FakeEngine
+
+KINDS: dict[Role, behaviours.Role] = {Role.PREFILL: "prefill", Role.DECODE: "decode"}
+QUICK = Timeouts(connect_s=2, head_s=10, idle_s=10)
+RULES = DispatchRules(
+    max_attempts=3,
+    retry_delay_s=0.0,
+    prefill=QUICK,
+    decode_stream=QUICK,
+    decode_whole=QUICK,
+    first_token_s=10,
+    kv_handle_ttl_s=25,
+    max_event_bytes=1 << 20,
+    max_answer_bytes=1 << 20,
+    max_parallel_prompts=2,
+)
+
+
+class FakeDownstream:
+    """A client that keeps what it is sent, and fails the test on a write that may not be."""
+
+    def __init__(self) -> None:
+        self.headers: Headers = ()
+        self.blocks: list[bytes] = []
+        self.answer: tuple[int, bytes] | None = None
+        self.is_started = False
+        self.is_over = False
+        self.is_congested = False
+        self.drains = 0
+
+    @property
+    def is_committed(self) -> bool:
+        return self.is_started or self.answer is not None
+
+    @property
+    def events(self) -> list[Any]:
+        """The events it was sent: [DONE] as text, others decoded."""
+        texts = events_of(b"".join(self.blocks))
+        return [text if text == "[DONE]" else orjson.loads(text) for text in texts]
+
+    @property
+    def json(self) -> Any:
+        assert self.answer is not None
+        return orjson.loads(self.answer[1])
+
+    async def start(self, headers: Headers) -> None:
+        assert not self.is_committed
+        self.headers = headers
+        self.is_started = True
+
+    async def start_raw(self, status: int, headers: Headers) -> None:
+        await self.start([(":status", str(status)), *headers])
+
+    def write(self, block: bytes) -> None:
+        assert self.is_started
+        assert not self.is_over, block
+        assert block
+        self.blocks.append(block)
+
+    async def drain(self) -> None:
+        self.drains += 1
+        self.is_congested = False
+
+    async def respond(self, status: int, headers: Headers, body: bytes) -> None:
+        assert not self.is_committed
+        self.headers = headers
+        self.answer = (status, body)
+
+
+@dataclass(slots=True)
+class FakeObserver:
+    """Keeps what it is told."""
+
+    attempts: list[tuple[Role, str, str]] = field(default_factory=list)
+    retries: list[tuple[Role, str]] = field(default_factory=list)
+    missing: int = 0
+    abandoned: int = 0
+
+    def attempt_finished(
+        self, instance: Instance, outcome: str, seconds: float, reason: str = ""
+    ) -> None:
+        assert seconds >= 0
+        self.attempts.append((instance.role, outcome, reason))
+
+    def retried(self, role: Role, reason: str) -> None:
+        self.retries.append((role, reason))
+
+    def handle_missing(self, instance: Instance) -> None:
+        assert instance.role is Role.PREFILL
+        self.missing += 1
+
+    def handle_abandoned(self, instance: Instance) -> None:
+        assert instance.role is Role.PREFILL
+        self.abandoned += 1
+
+
+class FirstOne:
+    """Always picks the first candidate, so that a test knows who is asked."""
+
+    name: ClassVar[str] = "first_one"
+
+    def pick(self, candidates: Sequence[Candidate], cost: Cost) -> Candidate:
+        return candidates[0]
+
+
+class Clock:
+    """A monotonic clock that a test may put forward."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@dataclass(slots=True)
+class Stage:
+    """Fake engines and the tools of dispatch; `p` and `d` are prefillers and decoders."""
+
+    tools: Tools
+    observer: FakeObserver
+    clock: Clock
+    p: list[FakeEngine]
+    d: list[FakeEngine]
+    account: Account = field(
+        default_factory=lambda: Account("id", Api.CHAT.value, "peer", Timeline(0.0))
+    )
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.tools.fleet
+
+    @property
+    def calls(self) -> tuple[int, int]:
+        """How often prefillers and decoders were asked."""
+        return sum(len(e.calls) for e in self.p), sum(len(e.calls) for e in self.d)
+
+    async def run(
+        self, downstream: FakeDownstream, body: dict[str, Any], api: Api = Api.CHAT
+    ) -> FakeDownstream:
+        """Answer one request; returns `downstream`."""
+        request = parse_generate(api, orjson.dumps(body))
+        call = Call(self.account, [("content-type", "application/json")], None)
+        await answer(self.tools, request, call, downstream)
+        downstream.is_over = True
+        return downstream
+
+    def instance(self, engine: FakeEngine) -> Instance:
+        role = Role.PREFILL if engine in self.p else Role.DECODE
+        found = self.fleet.find(role, Endpoint.parse(engine.address))
+        assert found is not None
+        return found
+
+    def assert_idle(self) -> None:
+        """Nothing is charged to any instance."""
+        for role in Role:
+            for instance in self.fleet.instances(role):
+                assert self.fleet.load(instance) == NO_LOAD, instance.label
+
+
+@asynccontextmanager
+async def stage(
+    p: Sequence[Behaviour | None] = (None,),
+    d: Sequence[Behaviour | None] = (None,),
+    *,
+    host: str = "127.0.0.1",
+    **rules: Any,
+) -> AsyncIterator[Stage]:
+    """Start an engine per behaviour, None for a healthy one; `rules` replace those of RULES."""
+    clock, observer = Clock(), FakeObserver()
+    fleet = Fleet(LoadBoard(), {role: FirstOne() for role in Role}, clock)
+    async with AsyncExitStack() as stack:
+        engines: dict[Role, list[FakeEngine]] = {Role.PREFILL: [], Role.DECODE: []}
+        for role, chosen in ((Role.PREFILL, p), (Role.DECODE, d)):
+            for behaviour in chosen:
+                fake = FakeEngine(KINDS[role], behaviour, host=host)
+                engine = await stack.enter_async_context(fake)
+                fleet.add(role, Endpoint.parse(engine.address), state=State.ACTIVE)
+                engines[role].append(engine)
+        client = EngineClient()
+        stack.push_async_callback(client.close)
+        tools = Tools(
+            client=client,
+            fleet=fleet,
+            connector=PullConnector(),
+            tokens=TokenEstimator(),
+            outputs=OutputEstimator(),
+            rules=replace(RULES, **rules),
+            observer=observer,
+            clock=clock,
+            rng=random.Random(0),
+        )
+        yield Stage(tools, observer, clock, engines[Role.PREFILL], engines[Role.DECODE])
