@@ -21,10 +21,13 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("host", str, "address to listen on"),
     ("port", int, "port to listen on; 0 takes a free one"),
     ("model", str, "served model name"),
+    ("root", str, "model path that /v1/models reports"),
+    ("engine_id", str, "name of the engine in its KV handles; random if not given"),
     ("max_model_len", int, "most tokens of one request, prompt and output"),
     ("block_size", int, "tokens per KV block"),
     ("num_blocks", int, "KV capacity in blocks"),
     ("max_num_seqs", int, "running requests at once"),
+    ("max_queued_requests", int, "waiting requests beyond which it answers 503"),
     ("kv_lease_s", float, "seconds a prefilled prompt waits for its decoder"),
     ("prefill_base_s", float, "seconds of each prefill step"),
     ("prefill_per_token_s", float, "seconds per uncached prompt token"),
@@ -37,8 +40,10 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("model_seed", int, "the weights: engines that work together share it"),
     ("reasoning_tokens", int, "tokens of reasoning, with --reasoning"),
     ("load_failure_delay_s", float, "seconds until a dead prefiller is given up"),
+    ("api_key", str, "bearer token wanted on /v1 and /inference"),
 )
 _FLAGS = {
+    "prompt_tokens_details": "report cached tokens in usage",
     "reasoning": "answers begin with reasoning",
     "crash_on_bad_handle": "a malformed KV handle ends the process, as it ends vLLM",
     "request_id_headers": "answer with an x-request-id header",
@@ -68,7 +73,12 @@ def parser() -> argparse.ArgumentParser:
         help="after a failed KV pull",
     )
     for name, text in _FLAGS.items():
-        arguments.add_argument("--" + name.replace("_", "-"), action="store_true", help=text)
+        arguments.add_argument(
+            "--" + name.replace("_", "-"),
+            action=argparse.BooleanOptionalAction,
+            default=defaults[name],
+            help=text,
+        )
     arguments.add_argument(
         "--exit-with-stdin", action="store_true", help="stop when standard input is closed"
     )

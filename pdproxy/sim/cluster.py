@@ -122,19 +122,17 @@ async def _start(
 
 
 def arguments_of(config: SimConfig) -> list[str]:
-    """The command line that makes this engine.
-
-    Raises:
-        ClusterError: The config has something that the command line cannot say.
-    """
-    silent = {"keep_requests"}
+    """The command line that makes this engine; what only tests in this process see is left out."""
     arguments: list[str] = []
     for field in fields(config):
         value = getattr(config, field.name)
-        if value == field.default or field.name in silent:
+        if value == field.default or field.name == "keep_requests":
             continue
-        flag = "--" + field.name.replace("_", "-")
-        arguments += [flag] if value is True else [flag, str(value)]
+        name = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            arguments.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            arguments += [f"--{name}", str(value)]
     return arguments
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from aiohttp import web
 
-from pdproxy.sim import chat_wire, completion_wire, wire
+from pdproxy.sim import chat_wire, completion_wire, messages_api, responses_api, scaleout_api, wire
 from pdproxy.sim.config import SimConfig
 from pdproxy.sim.faults import Fault
 from pdproxy.sim.jobs import Job
@@ -48,6 +48,26 @@ async def completions(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
     stream = completion_wire.CompletionStream
     return await answer(request, parse_completion, stream, completion_wire.whole)
+
+
+async def responses(request: web.Request) -> web.StreamResponse:
+    """POST /v1/responses."""
+    api = responses_api
+    return await answer(request, api.parse, api.ResponsesStream, api.whole)
+
+
+async def messages(request: web.Request) -> web.StreamResponse:
+    """POST /v1/messages."""
+    return await answer(
+        request, messages_api.parse, messages_api.MessagesStream, messages_api.whole
+    )
+
+
+async def tokens(request: web.Request) -> web.StreamResponse:
+    """POST /inference/v1/generate."""
+    api = scaleout_api
+    # Nothing of it is streamed, so the stream is never made.
+    return await answer(request, api.parse, chat_wire.ChatStream, api.whole)
 
 
 async def answer(

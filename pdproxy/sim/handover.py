@@ -8,6 +8,8 @@ from pdproxy.sim.jobs import Sequence
 from pdproxy.sim.model import prefix_state
 from pdproxy.sim.transfer import RemoteHandle, handle_params
 
+# What the engine puts behind an answer's id to name one of its prompts.
+_SUFFIXES = {"completions": "-{}", "responses": "_{}"}
 _NOTHING = Pulled(0, is_valid=True, tokens=0)
 
 
@@ -35,7 +37,7 @@ class Handover:
         assert table is not None, "a running sequence holds blocks"
         request = job.request
         number = sequence.index // request.n
-        name = request.request_id + (f"-{number}" if request.api == "completions" else "")
+        name = request.request_id + _SUFFIXES.get(request.api, "").format(number)
         child = f"{sequence.child}_" if request.n > 1 else ""
         handle_id = f"{child}{name}-{secrets.token_hex(4)}"
         self._handles.pin(handle_id, table, prefix_state(ids), len(ids), now_s)
@@ -43,6 +45,9 @@ class Handover:
         if number == 0 and sequence.child == request.n - 1:
             handle = RemoteHandle(self.engine_id, handle_id, tuple(table.blocks), *self._address)
             job.kv_params = handle_params(handle, len(ids), table.cached_tokens)
+            if request.api == "responses":
+                # vLLM leaves it out there.
+                del job.kv_params["remote_prefill_cached_tokens"]
 
     def answer(self, body: Mapping[str, object], now_s: float) -> Pulled | None:
         """What a decoder's `pull`, `release` or `extend` gets; None for another engine's handle."""

@@ -15,7 +15,12 @@ from pdproxy.sim.scheduler import Engine
 
 @dataclass(frozen=True, slots=True)
 class SeenRequest:
-    """A request as it arrived; `body` is None if it was empty or no JSON object."""
+    """A request as it arrived.
+
+    Attributes:
+        headers: Found by name in any case.
+        body: None if it was empty or no JSON object.
+    """
 
     method: str
     path: str

@@ -269,11 +269,12 @@ def _prompts(prompt: object) -> tuple[list[int], ...]:
     if isinstance(prompt, list) and all(isinstance(item, str) for item in prompt):
         return tuple(tokenizer.encode(item) for item in prompt)
     if isinstance(prompt, list) and all(isinstance(item, list) for item in prompt):
-        return tuple(_ids(item) for item in prompt)
-    return (_ids(prompt),)
+        return tuple(token_ids(item) for item in prompt)
+    return (token_ids(prompt),)
 
 
-def _ids(prompt: object) -> list[int]:
+def token_ids(prompt: object) -> list[int]:
+    """A prompt given as token ids."""
     if not isinstance(prompt, list) or not all(type(item) is int for item in prompt) or not prompt:
         raise malformed("string_type", "body.prompt", "Input should be a valid string", "..")
     for item in prompt:

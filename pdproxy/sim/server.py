@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import orjson
 from aiohttp import web
 
-from pdproxy.sim import generate, operations
+from pdproxy.sim import generate, operations, scaleout_api
 from pdproxy.sim import transfer as kv_transfer
 from pdproxy.sim.books import Books
 from pdproxy.sim.config import SimConfig
@@ -124,6 +124,12 @@ def build_app(node: Node) -> web.Application:
         [
             web.post("/v1/chat/completions", generate.chat),
             web.post("/v1/completions", generate.completions),
+            web.post("/v1/responses", generate.responses),
+            web.post("/v1/messages", generate.messages),
+            web.post("/inference/v1/generate", generate.tokens),
+            web.post("/inference/v1/abort_requests", scaleout_api.abort_requests),
+            web.post("/v1/chat/completions/render", scaleout_api.render_chat),
+            web.post("/v1/completions/render", scaleout_api.render_completion),
             web.post("/v1/embeddings", operations.embeddings),
             web.get("/v1/models", operations.models),
             web.get("/health", operations.health),
@@ -179,8 +185,7 @@ async def _remember(request: web.Request, node: Node) -> None:
     with suppress(orjson.JSONDecodeError):
         parsed = orjson.loads(await request.read())
         body = parsed if isinstance(parsed, dict) else None
-    headers = dict(request.headers)
-    node.requests.append(SeenRequest(request.method, request.path, headers, body))
+    node.requests.append(SeenRequest(request.method, request.path, request.headers, body))
 
 
 async def _stamp(request: web.Request, response: web.StreamResponse) -> None:

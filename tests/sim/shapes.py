@@ -84,7 +84,7 @@ def stream_shapes(raw: bytes | str) -> list[Any]:
     text = raw.decode() if isinstance(raw, bytes) else raw
     kinds: list[Any] = []
     for block in filter(None, text.split("\n\n")):
-        name, _, data = block.rpartition("data: ")
+        name, _, data = block.partition("data: ")
         event = data if data == "[DONE]" else orjson.loads(data)
         if _shows_something(event):
             kind = (name, shape(event))

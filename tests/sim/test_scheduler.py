@@ -93,12 +93,9 @@ async def test_requests_beyond_the_batch_wait_their_turn(session):
 async def test_a_full_queue_answers_503(session):
     config = SimConfig(max_num_seqs=1, max_queued_requests=1, decode_base_s=0.005)
     async with in_process(config) as sim:
-        sending = []
-        for count in range(2):
-            sending.append(asyncio.create_task(send(session, sim, COMPLETIONS, completion())))
-            await until(
-                lambda count=count: len(sim.engine.running) + len(sim.engine.waiting) > count
-            )
+        sending = [asyncio.create_task(send(session, sim, COMPLETIONS, completion()))]
+        await until(lambda: len(sim.engine.running) == 1)
+        sending.append(asyncio.create_task(send(session, sim, COMPLETIONS, completion())))
         await until(lambda: len(sim.engine.waiting) == 1)
 
         refused = await send(session, sim, COMPLETIONS, completion())
@@ -159,7 +156,9 @@ async def test_tokens_come_as_they_are_made(session):
             for _ in range(3):
                 block = await response.content.readuntil(b"\n\n")
                 assert block.startswith(b"data: {")
-            written = len(sim.engine.running[0].generation.output)
+            generation = sim.engine.running[0].generation
+            assert generation is not None
+            written = len(generation.output)
 
     assert 3 <= written < 100
 

@@ -1,5 +1,7 @@
 """The engine's answers against recorded answers of a real vLLM: keys, order, types, statuses."""
 
+from dataclasses import replace
+
 import aiohttp
 import orjson
 import pytest
@@ -30,6 +32,10 @@ WHOLE = [
     "beam-search.prefill",
     "ok-no-model-field",
     "ok-unknown-field",
+    "responses",
+    "responses-pd.1-prefill",
+    "anthropic-messages",
+    "anthropic-pd.1-prefill",
 ]
 STREAMS = [
     "chat-stream-usage.2-decode",
@@ -41,6 +47,8 @@ STREAMS = [
     "completions-stream-usage.2-decode",
     "completions-logprobs-stream.2-decode",
     "completions-return-token-ids-stream.2-decode",
+    "responses-stream",
+    "anthropic-pd-stream.2-decode",
 ]
 # Their messages are alike word for word as well.
 ERRORS = [
@@ -237,3 +245,21 @@ async def test_cached_tokens_are_reported_and_travel_with_the_handle(session):
     assert cached > 0
     assert cached % config.block_size == 0
     assert answer.json["usage"]["prompt_tokens_details"] == {"cached_tokens": cached}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scaleout-generate",
+        "scaleout-generate-prefill",
+        "scaleout-chat-render",
+        "scaleout-completions-render",
+    ],
+)
+async def test_scale_out_answers_have_the_recorded_fields(session, name):
+    capture = load(name)
+    async with in_process(replace(LIKE_CAPTURED, scale_out=True)) as sim:
+        answer = await replay(session, sim.url, capture)
+
+    check_head(answer, capture)
+    assert shape(answer.json) == shape(capture.json)
