@@ -42,6 +42,7 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("load_failure_delay_s", float, "seconds until a dead prefiller is given up"),
     ("api_key", str, "bearer token wanted on /v1 and /inference"),
 )
+_METAVARS: dict[type, str] = {str: "NAME", int: "N", float: "SECONDS"}
 _FLAGS = {
     "prompt_tokens_details": "report cached tokens in usage",
     "reasoning": "answers begin with reasoning",
@@ -65,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
     )
     for name, kind, text in _OPTIONS:
         flag = "--" + name.replace("_", "-")
-        arguments.add_argument(flag, type=kind, default=defaults[name], metavar="", help=text)
+        arguments.add_argument(
+            flag, type=kind, default=defaults[name], metavar=_METAVARS[kind], help=text
+        )
     arguments.add_argument(
         "--load-failure-policy",
         choices=get_args(LoadFailurePolicy),

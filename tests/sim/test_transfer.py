@@ -196,8 +196,8 @@ async def test_a_queued_decode_keeps_its_handle_alive(session):
     busy = {"prompt": "Busy", "max_tokens": 60, "ignore_eos": True}
     body = {"prompt": "Waiting for its turn", "max_tokens": 4}
     async with (
-        in_process(SimConfig(kv_lease_s=0.3)) as prefiller,
-        in_process(SimConfig(kv_lease_s=0.3, max_num_seqs=1, decode_base_s=0.01)) as decoder,
+        in_process(SimConfig(kv_lease_s=0.9)) as prefiller,
+        in_process(SimConfig(kv_lease_s=0.9, max_num_seqs=1, decode_base_s=0.02)) as decoder,
     ):
         first = asyncio.create_task(send(session, decoder, COMPLETIONS, busy))
         await until(lambda: len(decoder.engine.running) == 1)
