@@ -49,7 +49,7 @@ def judge(role: Role, error: PDProxyError) -> Verdict:
     if isinstance(error, EngineAnswered):
         if not _is_retryable(error.engine_status):
             return Verdict.GIVE_UP
-        if _says_when(error):
+        if is_busy(error):
             return Verdict.FRESH_PREFILL_ONLY_ELSEWHERE if is_decode else Verdict.ONLY_ELSEWHERE
     elif not isinstance(error, UpstreamError):
         return Verdict.GIVE_UP
@@ -62,11 +62,21 @@ def was_never_sent(error: PDProxyError) -> bool:
     return is_connect_timeout or isinstance(error, UpstreamUnreachable)
 
 
+def is_busy(error: PDProxyError) -> bool:
+    """Tell whether the engine said "not now", after which it is not asked again by the request."""
+    if not isinstance(error, EngineAnswered):
+        return False
+    if error.engine_status == TOO_MANY_REQUESTS:
+        return True
+    names = {name for name, _ in error.headers}
+    return error.engine_status == UNAVAILABLE and "retry-after" in names
+
+
 def is_instance_fault(error: PDProxyError) -> bool:
     """Tell whether `error` counts against the instance's health."""
     if isinstance(error, EngineAnswered):
         status = error.engine_status
-        return status >= FIRST_SERVER_ERROR and not _says_when(error)
+        return status >= FIRST_SERVER_ERROR and not is_busy(error)
     return isinstance(error, UpstreamError)
 
 
@@ -83,10 +93,3 @@ def delay_s(attempt: int, base_s: float, rng: random.Random) -> float:
 
 def _is_retryable(status: int) -> bool:
     return status >= FIRST_SERVER_ERROR or status in (TOO_MANY_REQUESTS, REQUEST_TIMEOUT)
-
-
-def _says_when(error: EngineAnswered) -> bool:
-    if error.engine_status == TOO_MANY_REQUESTS:
-        return True
-    names = {name for name, _ in error.headers}
-    return error.engine_status == UNAVAILABLE and "retry-after" in names

@@ -16,8 +16,8 @@ from pdproxy.core.instance import Role
 from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.core.retry import Verdict, delay_s, judge
 from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.attempts import Attempts
 from pdproxy.dispatch.legs import (
-    Attempts,
     Call,
     Handoff,
     Tools,
@@ -91,17 +91,18 @@ class Exchange:
         tools, request, call = self._tools, self._request, self._call
         if request.is_decode_only:
             return without_prefill(tools, request, call)
-        cost = prefill_cost(tools, request)
-        failed = self._attempts.failed[Role.PREFILL]
+        cost, attempts = prefill_cost(tools, request), self._attempts
+        # A handle that has grown too old asks for one more prefill, which needs to be left.
+        if attempts.last is not None and attempts.made[Role.PREFILL] >= tools.rules.max_attempts:
+            raise attempts.last
         while True:
-            lease = tools.fleet.lease(Role.PREFILL, cost, avoid=failed)
-            self._attempts.made[Role.PREFILL] += 1
+            lease = attempts.lease(tools.fleet, Role.PREFILL, cost)
             call.account.prefill_attempts += 1
             try:
                 return await prefill(tools, request, call, lease)
             except PDProxyError as error:
                 lease.close()
-                failed.append(lease.instance)
+                attempts.note_failure(lease.instance, error)
                 await self._before_retry(Role.PREFILL, error)
             except BaseException:
                 lease.close()
@@ -110,10 +111,8 @@ class Exchange:
     async def _decode(self, handoff: Handoff) -> Verdict | None:
         """Make one decode attempt; return how to go on, None when the answer is complete."""
         tools, request, call = self._tools, self._request, self._call
-        failed = self._attempts.failed[Role.DECODE]
         cost = decode_cost(tools, request, handoff.prompt_tokens)
-        with tools.fleet.lease(Role.DECODE, cost, avoid=failed) as lease:
-            self._attempts.made[Role.DECODE] += 1
+        with self._attempts.lease(tools.fleet, Role.DECODE, cost) as lease:
             call.account.decode_attempts += 1
             try:
                 await self._answer(lease, handoff)
@@ -121,7 +120,7 @@ class Exchange:
                 if self._downstream.is_committed:
                     raise
                 failure = error
-                failed.append(lease.instance)
+                self._attempts.note_failure(lease.instance, error)
             else:
                 return None
         return await self._before_retry(Role.DECODE, failure)
@@ -211,30 +210,41 @@ class Exchange:
         """Return how to go on after a failure, having waited if the instance must have a pause.
 
         Raises:
-            PDProxyError: `error`, if there is nothing left to try.
+            PDProxyError: `error`, if there is nothing left to try; if all are busy, what one said.
         """
         tools, attempts = self._tools, self._attempts
         verdict = judge(role, error)
+        if verdict is Verdict.GIVE_UP:
+            raise error
         made, failed = attempts.made[role], attempts.failed[role]
-        if verdict is Verdict.GIVE_UP or made >= tools.rules.max_attempts:
-            raise error
-        is_other_free = any(i not in failed for i in tools.fleet.available(role))
-        if verdict in _ELSEWHERE_ONLY and not is_other_free:
-            raise error
-        needs_prefill = verdict in _FRESH and not self._request.is_decode_only
-        if needs_prefill and attempts.made[Role.PREFILL] >= tools.rules.max_attempts:
-            raise error
-        tools.observer.retried(role, failure_reason(error))
+        is_other_free = attempts.is_other_free(tools.fleet, role)
+        busy_answer = attempts.busy_answer(tools.fleet, role)
+        is_last = busy_answer is not None or self._is_last(
+            role, verdict, is_other_free=is_other_free
+        )
         logger.warning(
-            "%s attempt %d on %s failed, trying again: %s",
+            "request %s: %s attempt %d on %s failed, %s: %s",
+            self._call.account.request_id,
             role,
             made,
             failed[-1].label,
+            "the last one" if is_last else "trying again",
             describe(error),
         )
+        if is_last:
+            raise busy_answer or error
+        tools.observer.retried(role, failure_reason(error))
         if not is_other_free:
             await asyncio.sleep(delay_s(made, tools.rules.retry_delay_s, tools.rng))
         return verdict
+
+    def _is_last(self, role: Role, verdict: Verdict, *, is_other_free: bool) -> bool:
+        """Tell whether nothing is left to try after a failure that another attempt could mend."""
+        made, most = self._attempts.made, self._tools.rules.max_attempts
+        if made[role] >= most or (verdict in _ELSEWHERE_ONLY and not is_other_free):
+            return True
+        needs_prefill = verdict in _FRESH and not self._request.is_decode_only
+        return needs_prefill and made[Role.PREFILL] >= most
 
     def _is_stale(self, handoff: Handoff) -> bool:
         if handoff.handle is None:

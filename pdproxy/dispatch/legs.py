@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pdproxy.connectors.base import Connector
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import read_body
 from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_id
-from pdproxy.core.instance import Instance, Role
+from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import Raw, split_object
 from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
 from pdproxy.core.retry import is_instance_fault
@@ -78,14 +77,6 @@ class Handoff:
             self.lease.close()
 
 
-@dataclass(slots=True)
-class Attempts:
-    """Attempts of one round: how many per leg, and who failed."""
-
-    made: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
-    failed: dict[Role, list[Instance]] = field(default_factory=lambda: {r: [] for r in Role})
-
-
 async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lease) -> Handoff:
     """Make one prefill attempt on the leased instance; the hand-off takes the lease over.
 
@@ -146,6 +137,7 @@ async def decode(
         with response:
             if not OK <= response.status < MULTIPLE_CHOICES:
                 check_status(response, await response.read(tools.rules.max_answer_bytes))
+            account.is_model_known = True
             yield response
 
 
@@ -238,7 +230,7 @@ async def attempt(tools: Tools, instance: Instance) -> AsyncIterator[None]:
             certain = isinstance(error, UpstreamError) and error.reason == "connect"
             tools.fleet.report_failure(instance, certain=certain)
         raise
-    except asyncio.CancelledError:
+    except BaseException:  # the client left: a cancellation, or a broken connection to it
         tools.observer.attempt_finished(instance, "abandoned", tools.clock() - started)
         raise
     tools.observer.attempt_finished(instance, "success", tools.clock() - started)

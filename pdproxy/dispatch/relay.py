@@ -140,16 +140,13 @@ class StreamRelay:
             self._take(block)
 
     def body_ended(self) -> None:
-        """Take the end of the body, whose last event may lack its blank line."""
+        """Take the end of the body; an event without its blank line was cut off and is dropped."""
         if self._is_over:
             return
-        if rest := self._splitter.flush():
-            self._take(rest)
         failure = self._verdict()
         if failure is None and not self._has_ending:
             self._take(sse.DONE)
-        if not self._is_over:
-            self._finish(failure)
+        self._finish(failure)
 
     def body_failed(self, error: UpstreamError) -> None:
         """Take the failure of the connection; one after the stream's own end is none."""

@@ -25,6 +25,7 @@ from pdproxy.dispatch.ports import Headers
 from pdproxy.dispatch.rules import DispatchRules
 from pdproxy.upstream.client import EngineClient
 from pdproxy.upstream.limits import Timeouts
+from pdproxy.upstream.response import Response
 from tests.fakes import behaviours
 from tests.fakes.behaviours import Behaviour
 from tests.fakes.client import events_of
@@ -124,6 +125,19 @@ class FakeObserver:
         self.abandoned += 1
 
 
+class WatchedClient(EngineClient):
+    """Counts the response heads that have arrived."""
+
+    heads = 0
+
+    async def send(  # type: ignore[explicit-override]  # typing has it from 3.12
+        self, *args: Any, **more: Any
+    ) -> Response:
+        response = await super().send(*args, **more)
+        self.heads += 1
+        return response
+
+
 class FirstOne:
     """Always picks the first candidate, so that a test knows who is asked."""
 
@@ -148,6 +162,7 @@ class Stage:
     """Fake engines and the tools of dispatch; `p` and `d` are prefillers and decoders."""
 
     tools: Tools
+    client: WatchedClient
     observer: FakeObserver
     clock: Clock
     p: list[FakeEngine]
@@ -166,11 +181,15 @@ class Stage:
         return sum(len(e.calls) for e in self.p), sum(len(e.calls) for e in self.d)
 
     async def run(
-        self, downstream: FakeDownstream, body: dict[str, Any], api: Api = Api.CHAT
+        self,
+        downstream: FakeDownstream,
+        body: dict[str, Any],
+        api: Api = Api.CHAT,
+        headers: Headers = (),
     ) -> FakeDownstream:
         """Answer one request; returns `downstream`."""
         request = parse_generate(api, orjson.dumps(body))
-        call = Call(self.account, [("content-type", "application/json")], None)
+        call = Call(self.account, [("content-type", "application/json"), *headers], None)
         await answer(self.tools, request, call, downstream)
         downstream.is_over = True
         return downstream
@@ -207,7 +226,7 @@ async def stage(
                 engine = await stack.enter_async_context(fake)
                 fleet.add(role, Endpoint.parse(engine.address), state=State.ACTIVE)
                 engines[role].append(engine)
-        client = EngineClient()
+        client = WatchedClient()
         stack.push_async_callback(client.close)
         tools = Tools(
             client=client,
@@ -220,4 +239,4 @@ async def stage(
             clock=clock,
             rng=random.Random(0),
         )
-        yield Stage(tools, observer, clock, engines[Role.PREFILL], engines[Role.DECODE])
+        yield Stage(tools, client, observer, clock, engines[Role.PREFILL], engines[Role.DECODE])

@@ -1,0 +1,67 @@
+"""Who was asked for a request already, and so who is asked next.
+
+Rule: an instance that failed a request is not asked again while another is available, and one that
+said "not now" is not asked again at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from pdproxy.core.fleet import Fleet, Lease
+from pdproxy.core.instance import Instance, Role
+from pdproxy.core.load import Cost
+from pdproxy.core.retry import is_busy
+from pdproxy.errors import PDProxyError
+
+
+@dataclass(slots=True)
+class Attempts:
+    """Attempts of one round: how many per leg, who failed, and who is too busy to be asked again.
+
+    Attributes:
+        made: attempts begun.
+        failed: instances that failed, in order.
+        busy: those of them that said "not now", with what they said.
+        last: the last failure of any leg.
+    """
+
+    made: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
+    failed: dict[Role, list[Instance]] = field(default_factory=lambda: {r: [] for r in Role})
+    busy: dict[Role, dict[Instance, PDProxyError]] = field(
+        default_factory=lambda: {r: {} for r in Role}
+    )
+    last: PDProxyError | None = None
+
+    def lease(self, fleet: Fleet, role: Role, cost: Cost) -> Lease:
+        """Lease an instance for the next attempt: one that has not failed, if there is one.
+
+        Raises:
+            NoInstance: there is none at all.
+        """
+        avoid: Collection[Instance] = self.failed[role]
+        if avoid and not self.is_other_free(fleet, role):
+            avoid = self.busy[role]
+        lease = fleet.lease(role, cost, avoid=avoid)
+        self.made[role] += 1
+        return lease
+
+    def note_failure(self, instance: Instance, error: PDProxyError) -> None:
+        """Remember why the last attempt ended."""
+        self.failed[instance.role].append(instance)
+        self.last = error
+        if is_busy(error):
+            self.busy[instance.role][instance] = error
+
+    def is_other_free(self, fleet: Fleet, role: Role) -> bool:
+        """Tell whether an instance is available that has not failed."""
+        failed = self.failed[role]
+        return any(instance not in failed for instance in fleet.available(role))
+
+    def busy_answer(self, fleet: Fleet, role: Role) -> PDProxyError | None:
+        """Return what a busy instance said if all that are available are busy, else None."""
+        busy = self.busy[role]
+        if not busy or any(instance not in busy for instance in fleet.available(role)):
+            return None
+        return next(reversed(busy.values()))
