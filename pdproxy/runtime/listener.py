@@ -11,6 +11,7 @@ import logging
 import resource
 import socket
 from collections.abc import Callable
+from typing import cast
 
 from pdproxy.core.jsonfields import encode
 from pdproxy.errors import ConfigError, Overloaded
@@ -22,6 +23,9 @@ RESERVED_DESCRIPTORS = 64
 # A client's own connection, one to an engine, and one that the pool keeps idle for a moment.
 DESCRIPTORS_PER_CLIENT = 3
 MIN_CONNECTIONS = 16
+# Refused connections that are given time to send their request, out of the reserve, and how much.
+MAX_PATIENT = 32
+PATIENCE_S = 1.0
 # More is of no use to one process and makes some kernels allocate tables.
 MAX_DESCRIPTORS = 1_048_576
 
@@ -91,20 +95,58 @@ def bounded(
     factory: Callable[[], asyncio.Protocol], count: Callable[[], int], limit: int
 ) -> Callable[[], asyncio.Protocol]:
     """Return a protocol factory that refuses connections while `count()` is at `limit`."""
+    patient: set[_Refusal] = set()
 
     def make() -> asyncio.Protocol:
-        return factory() if count() < limit else _Refusal()
+        return factory() if count() < limit else _Refusal(patient)
 
     return make
 
 
 class _Refusal(asyncio.Protocol):
-    """Answers 503 at once and closes."""
+    """Answers 503 and closes.
+
+    It waits a moment for the request: a socket closed with unread bytes is reset, and a reset
+    takes the answer from the client. With `MAX_PATIENT` waiting, further ones are not waited for.
+    """
+
+    def __init__(self, patient: set[_Refusal]) -> None:
+        self._patient = patient
+        self._transport: asyncio.WriteTransport | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, transport: asyncio.BaseTransport
     ) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
+        """Wait for the request, if there is room to wait."""
+        # A cast, no check: the transports of uvloop do not derive from asyncio's.
+        transport = cast("asyncio.WriteTransport", transport)
+        self._transport = transport
+        if len(self._patient) >= MAX_PATIENT:
+            self._refuse()
+            return
+        self._patient.add(self)
+        self._timer = asyncio.get_running_loop().call_later(PATIENCE_S, self._refuse)
+
+    def data_received(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, _data: bytes
+    ) -> None:
+        """Take the request, whatever it is, as the moment to answer."""
+        self._refuse()
+
+    def connection_lost(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, _error: Exception | None
+    ) -> None:
+        """Make room for the next."""
+        self._patient.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _refuse(self) -> None:
+        transport = self._transport
+        assert transport is not None
+        if transport.is_closing():
+            return
         error = Overloaded("the proxy has no room for another connection")
         body = encode(error.to_openai())
         head = (

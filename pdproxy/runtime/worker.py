@@ -62,7 +62,12 @@ class Worker:
 
 
 class Reporter(Metrics):
-    """Metrics that also write the access line, as both are due at the same moment."""
+    """Metrics that also write the log line that is due at the same moment."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Make all metrics."""
+        super().__init__(fleet)
+        self._handing_nothing: set[str] = set()
 
     def request_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, account: Account
@@ -70,6 +75,19 @@ class Reporter(Metrics):
         """Count and log a request that has ended."""
         super().request_finished(account)
         log_access(account)
+
+    def handle_missing(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, instance: Instance
+    ) -> None:
+        """Count a prefill without a KV handle; warn of each instance once, not per request."""
+        super().handle_missing(instance)
+        if instance.label not in self._handing_nothing:
+            self._handing_nothing.add(instance.label)
+            logger.warning(
+                "prefiller %s answered without kv_transfer_params: decoders compute its prompts "
+                "again (from now on only counted)",
+                instance.label,
+            )
 
 
 def run(settings: Settings) -> int:
