@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tests.fakes.wire import PeerGone, Wire
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 HeaderList = Iterable[tuple[str, str]]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class EngineRequest:
     """What the peer sent.
 
@@ -47,7 +48,7 @@ class EngineRequest:
             merged[key] = f"{merged[key]}, {value}" if key in merged else value
         return merged
 
-    @property
+    @cached_property
     def json(self) -> dict[str, Any]:
         value = json.loads(self.body)
         assert isinstance(value, dict)

@@ -230,12 +230,14 @@ def request_bytes(
 
 
 def events_of(body: bytes) -> list[str]:
-    """Return the data of each whole event; strict: LF only, `data: ` only, nothing in between."""
+    """Return the data of each whole event; strict: LF only, one data line, no comments."""
     events: list[str] = []
     for block in body.split(b"\n\n")[:-1]:
-        data = [line for line in block.decode().split("\n") if line.startswith("data: ")]
+        fields = [line.partition(":") for line in block.decode().split("\n")]
+        assert {name for name, _, _ in fields} <= {"data", "event", "id", "retry"}, block
+        data = [value.strip() for name, _, value in fields if name == "data"]
         assert len(data) == 1, block
-        events.append(data[0].removeprefix("data: "))
+        events.append(data[0])
     return events
 
 

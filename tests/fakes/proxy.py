@@ -16,10 +16,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdproxy.runtime.sources import load_settings
+from pdproxy.runtime.worker import serving
 from tests.fakes import client
 from tests.fakes.engine import FakeEngine
 from tests.fakes.ports import free_port
-from tests.fakes.waiting import until
+from tests.fakes.waiting import until, until_answer
 
 START_S = 20.0
 STOP_S = 15.0
@@ -30,6 +32,7 @@ _LOAD_METRICS = (
     "pdproxy_requests_in_flight",
     "pdproxy_instance_requests_in_flight",
     "pdproxy_instance_load_tokens",
+    "pdproxy_instance_kv_tokens",
 )
 
 
@@ -106,7 +109,12 @@ async def running_proxy(
     proxy = ProxyProcess(process, port)
     reading = asyncio.get_running_loop().create_task(proxy.collect_output())
     try:
-        await _wait_until_up(proxy, "/ready" if wait_ready else "/healthcheck")
+        up = _wait_for_ok(port, "/ready" if wait_ready else "/healthcheck", START_S)
+        waiting = asyncio.get_running_loop().create_task(up)
+        # A command that ends at once is told from one that is slow.
+        await asyncio.wait({waiting, reading}, return_when=asyncio.FIRST_COMPLETED)
+        assert not reading.done(), proxy.log_text()
+        await waiting
         yield proxy
         await _end(proxy, reading, allow_traceback=allow_traceback)
     finally:
@@ -161,11 +169,8 @@ def instance_args(role: str, instances: Sequence[FakeEngine | str]) -> list[str]
     return [f"--{role}-hosts", *hosts, f"--{role}-ports", *ports]
 
 
-async def _wait_until_up(proxy: ProxyProcess, path: str) -> None:
-    async with asyncio.timeout(START_S):
-        while not await _is_ok(proxy.port, path):
-            assert proxy.process.returncode is None, proxy.log_text()
-            await asyncio.sleep(0.03)
+async def _wait_for_ok(port: int, path: str, within_s: float) -> None:
+    await until_answer(lambda: _is_ok(port, path), within_s)
 
 
 async def _is_ok(port: int, path: str) -> bool:
@@ -235,3 +240,35 @@ async def assert_quiescent(proxy: HasPort, *engines: FakeEngine, within_s: float
                 await asyncio.sleep(0.01)
     except TimeoutError:
         raise AssertionError(f"not quiescent after {within_s} s: {left}") from None
+
+
+# --- the proxy in the test's own loop
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyHere:
+    """The real application on a real socket, in this process and this event loop."""
+
+    port: int
+
+
+@asynccontextmanager
+async def proxy_here(
+    prefill: Sequence[FakeEngine | str],
+    decode: Sequence[FakeEngine | str],
+    *args: str,
+    wait_ready: bool = True,
+    env: Mapping[str, str] | None = None,
+) -> AsyncIterator[ProxyHere]:
+    """Serve in front of these engines until the block ends; much cheaper than a process."""
+    argv = ["--host", "127.0.0.1", "--port", str(free_port())]
+    argv += instance_args("prefiller", prefill) + instance_args("decoder", decode) + [*args]
+    async with serving(load_settings(argv, env or {})) as worker:
+        proxy = ProxyHere(worker.port)
+        if wait_ready:
+            await until_ready(proxy)
+        yield proxy
+
+
+async def until_ready(proxy: HasPort, within_s: float = START_S) -> None:
+    await _wait_for_ok(proxy.port, "/ready", within_s)
