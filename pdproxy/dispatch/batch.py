@@ -56,8 +56,10 @@ class _Batch:
 
     async def _one(self, position: int, single: GenerateRequest) -> None:
         part = _Part(self._joint, position)
-        async with self._gate:
-            await Exchange(self._tools, single, self._call, part).run()
+        await self._gate.acquire()
+        await Exchange(self._tools, single, self._call, part).run()
+        # Not after a failure: it would let one more prompt start before the group is ended.
+        self._gate.release()
 
 
 class _Joint:

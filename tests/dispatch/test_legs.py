@@ -1,0 +1,127 @@
+import pytest
+
+from pdproxy.core.api import Api, parse_generate
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.instance import Endpoint, Role, State
+from pdproxy.core.load import NO_LOAD, Cost, LoadBoard
+from pdproxy.dispatch.legs import (
+    Handoff,
+    attempt,
+    decode_cost,
+    failure_reason,
+    learn_from,
+    prefill_cost,
+)
+from pdproxy.errors import (
+    BodyTooLarge,
+    ClientStalled,
+    EngineAnswered,
+    InvalidRequest,
+    Overloaded,
+    UpstreamLost,
+    UpstreamProtocol,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from tests.dispatch.stage import FirstOne, stage
+
+
+def parse(body: bytes, api: Api = Api.COMPLETIONS):
+    return parse_generate(api, body)
+
+
+async def test_exact_token_ids_need_no_estimate():
+    async with stage(p=[], d=[]) as play:
+        ids = parse(b'{"prompt": [1, 2, 3]}')
+        text = parse(b'{"prompt": "' + b"x" * 398 + b'"}')
+
+        assert prefill_cost(play.tools, ids).compute_tokens == 3
+        assert prefill_cost(play.tools, text) == Cost(
+            compute_tokens=100, body_bytes=text.body_bytes
+        )
+
+
+async def test_estimate_learns_from_text_only():
+    async with stage(p=[], d=[]) as play:
+        text = parse(b'{"model": "m", "prompt": "' + b"x" * 3998 + b'"}')
+        before = prefill_cost(play.tools, text).compute_tokens
+        learn_from(play.tools, parse(b'{"model": "m", "prompt": [1]}'), 10**6)
+        assert prefill_cost(play.tools, text).compute_tokens == before
+
+        for _ in range(200):
+            learn_from(play.tools, text, 2000)
+
+        assert prefill_cost(play.tools, text).compute_tokens == pytest.approx(2000, rel=0.02)
+
+
+async def test_decode_cost_is_the_prompt_once_and_each_choices_output():
+    async with stage(p=[], d=[]) as play:
+        request = parse(b'{"prompt": "x", "max_tokens": 7, "n": 3}')
+
+        assert decode_cost(play.tools, request, 100).kv_tokens == 100 + 3 * 7
+
+
+def test_handoff_is_released_once():
+    fleet = Fleet(LoadBoard(), {role: FirstOne() for role in Role}, lambda: 0.0)
+    instance, _ = fleet.add(Role.PREFILL, Endpoint("h", 1), state=State.ACTIVE)
+    handoff = Handoff("id", lease=fleet.lease(Role.PREFILL, Cost(kv_tokens=3)))
+
+    handoff.release()
+    handoff.release()
+
+    assert fleet.load(instance) == NO_LOAD
+    Handoff("id").release()
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (EngineAnswered(404, [], b""), "status_4xx"),
+        (EngineAnswered(503, [], b""), "status_5xx"),
+        (UpstreamUnreachable("x"), "connect"),
+        (UpstreamLost("x"), "lost"),
+        (UpstreamProtocol("x"), "protocol"),
+        (UpstreamTimeout("x", phase="head"), "timeout"),
+        (ClientStalled("x"), "client_stalled"),
+        (Overloaded("x"), "overloaded"),
+        (InvalidRequest("x"), "invalid_request"),
+        (BodyTooLarge("x"), "body_too_large"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_reason_is_from_a_closed_set(error, reason):
+    assert failure_reason(error) == reason
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        pytest.param(UpstreamUnreachable("x"), State.EJECTED, id="refused-at-once"),
+        pytest.param(UpstreamLost("x"), State.ACTIVE, id="lost-not-at-once"),
+        pytest.param(EngineAnswered(400, [], b""), State.ACTIVE, id="clients-fault"),
+        pytest.param(ClientStalled("x"), State.ACTIVE, id="slow-client"),
+    ],
+)
+async def test_failure_is_told_to_the_fleet_if_it_was_the_instances(error, state):
+    async with stage() as play:
+        instance = play.instance(play.p[0])
+        with pytest.raises(type(error)):
+            async with attempt(play.tools, instance):
+                raise error
+
+        assert play.fleet.state(instance) is state
+        assert play.observer.attempts[0][1] == "error"
+
+
+async def test_success_clears_the_record():
+    async with stage() as play:
+        instance = play.instance(play.p[0])
+        for _ in range(4):
+            for _ in range(2):
+                with pytest.raises(UpstreamLost):
+                    async with attempt(play.tools, instance):
+                        raise UpstreamLost("x")
+            async with attempt(play.tools, instance):
+                pass
+
+        assert play.fleet.state(instance) is State.ACTIVE
