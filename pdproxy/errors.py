@@ -207,7 +207,7 @@ class RecomputeUnsupported(PDProxyError):
 
     status = 503
     type = "service_unavailable"
-    code = "recomputed"
+    code = "kv_cache_exhausted"
 
 
 # --- the operator's fault

@@ -56,8 +56,9 @@ class Metrics:
     def __init__(self, fleet: Fleet) -> None:
         """Make all metrics in a registry of their own."""
         # A second series for each, which Prometheus' text format has no use for.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call] # as it comes
         self.registry = CollectorRegistry()
+        self._fleet = fleet
         self._models: set[str] = set()
         self._in_flight = 0
         self._make_request_metrics()
@@ -96,7 +97,10 @@ class Metrics:
         return self._in_flight
 
     def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+        """Return all metrics in Prometheus' text format, without series of instances long gone."""
+        known = {i.label for role in Role for i in self._fleet.instances(role)}
+        for counter in self._by_instance:
+            _forget_others(counter, known)
         return generate_latest(self.registry)
 
     # --- dispatch: attempts on engines
@@ -218,6 +222,12 @@ class Metrics:
             ["instance"],
             registry=registry,
         )
+        self._by_instance = (
+            self._attempts,
+            self._attempt_errors,
+            self._handles_missing,
+            self._handles_abandoned,
+        )
         for role in Role:
             self._attempt_seconds.labels(role)
 
@@ -255,6 +265,14 @@ class Metrics:
             tpot_s = account.timeline.tpot_s(account.output_tokens)
             if tpot_s is not None:
                 self._tpot.labels(account.endpoint, model).observe(tpot_s)
+
+
+def _forget_others(counter: Counter, known: set[str]) -> None:
+    """Drop the series of instances that are not known any more."""
+    for metric in counter.collect():
+        for sample in metric.samples:
+            if sample.labels["instance"] not in known:
+                counter.remove(*sample.labels.values())
 
 
 class FleetCollector(Collector):
