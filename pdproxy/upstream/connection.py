@@ -178,8 +178,7 @@ class Connection(asyncio.Protocol):
         """Parse one read; hand its body bytes on in one call."""
         response = self._response
         if response is None:
-            self._home.lost(self)  # nothing was asked
-            self.abort()
+            self.abort()  # nothing was asked
             return
         parser = self._parser
         had_head = parser.has_head
@@ -211,8 +210,7 @@ class Connection(asyncio.Protocol):
             self._finish(response)
         else:
             self._fail(self._lost_error("closed by the engine"))
-        self._home.lost(self)
-        self.abort()
+        self.abort()  # an idle one is no longer open from here on, whatever TLS still exchanges
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what is unfinished; let go of everything."""
@@ -285,9 +283,7 @@ class Connection(asyncio.Protocol):
         """How long the engine may take now; None while it is not the one to act."""
         if self._is_paused or self._waits_for_caller or self._timeouts is None:
             return None
-        if not self._parser.has_head:
-            return self._timeouts.head_s
-        return None if self._is_uploading else self._timeouts.idle_s
+        return self._timeouts.idle_s if self._parser.has_head else self._timeouts.head_s
 
     def _expired(self) -> None:
         phase = "body" if self._parser.has_head else "head"

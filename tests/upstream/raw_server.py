@@ -145,7 +145,7 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
 
 @contextlib.asynccontextmanager
 async def raw_server(
-    *scripts: Script, tls: ssl.SSLContext | None = None, limit: int = 2**25, backlog: int = 2048
+    *scripts: Script, tls: ssl.SSLContext | None = None, limit: int = 2**20, backlog: int = 2048
 ) -> AsyncIterator[RawServer]:
     """Serve on a free port of 127.0.0.1 while the block runs."""
     raw = RawServer(scripts)

@@ -309,13 +309,16 @@ async def test_a_sink_that_pauses_in_its_last_call_leaves_a_working_connection(c
             super().body_received(data)
             response.pause()
 
-    async with raw_server((REQUEST, answer(b"a" * 10), REQUEST, answer(b"a" * 10))) as server:
+    gate = asyncio.Event()
+    head, body = chunked()[:-5], b"1\r\na\r\n0\r\n\r\n"
+    async with raw_server((REQUEST, head, gate, body, REQUEST, answer(b"next"))) as server:
         response = await post(client, server)
         sink = PausingSink()
         response.pipe(sink)
+        gate.set()
         assert await sink.outcome() is None
 
-        assert await (await post(client, server)).read() == b"a" * 10
+        assert await (await post(client, server)).read() == b"next"
         assert server.connection_count == 1
 
 
@@ -354,22 +357,25 @@ async def test_closing_a_response_is_seen_by_the_engine_at_once(client):
 
 
 @pytest.mark.parametrize(
-    "messages",
+    ("first", "second"),
     [
-        pytest.param((chunked(b"some"),), id="complete"),
-        pytest.param((chunked(b"some")[:-5], PAUSE, b"0\r\n\r\n"), id="in two reads"),
+        pytest.param(chunked(b"some"), b"", id="complete before it is piped"),
+        pytest.param(chunked()[:-5], b"4\r\nsome\r\n0\r\n\r\n", id="end in the same read"),
+        pytest.param(chunked()[:-5], b"4\r\nsome\r\n", id="no end"),
     ],
 )
-async def test_a_sink_may_close_its_response_in_its_call(client, messages):
+async def test_a_sink_may_close_its_response_in_its_call(client, first, second):
     class ClosingSink(RecordingSink):
         def body_received(self, data: bytes) -> None:
             super().body_received(data)
             response.close()
 
-    async with raw_server((REQUEST, *messages)) as server:
+    gate = asyncio.Event()
+    async with raw_server((REQUEST, first, gate, second)) as server:
         sink = ClosingSink()
         response = await post(client, server)
         response.pipe(sink)
+        gate.set()
         await until(lambda: sink.parts)
         for _ in range(10):
             await asyncio.sleep(0)

@@ -138,3 +138,17 @@ async def test_close_closes_idle_connections():
         await client.close()
 
         await until(lambda: server.open_count == 0)
+
+
+async def test_a_connection_that_is_closing_is_not_used():
+    client = EngineClient(ClientLimits())
+    async with raw_server(SCRIPT) as server:
+        await exchange(client, server)
+        assert client._pool is not None
+        for connection in client._pool.connections:
+            connection.abort()  # the loop has not told of it yet
+
+        assert await exchange(client, server) == b"ok"
+
+        assert len(server.requests) == 2
+        await client.close()

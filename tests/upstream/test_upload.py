@@ -175,6 +175,22 @@ async def test_the_head_limit_starts_when_the_body_is_handed_over(client):
         await until(lambda: server.requests)
 
 
+@pytest.mark.slow
+async def test_the_head_limit_starts_when_whole_bytes_are_taken(client):
+    taking, answering = asyncio.Event(), asyncio.Event()
+    async with raw_server((taking, REQUEST, answering, answer())) as server:
+        timeouts = Timeouts(connect_s=10, head_s=1.5, idle_s=10)
+        body = b"x" * 20 * 2**20
+        task = asyncio.create_task(
+            client.send(server.endpoint, "POST", "/x", [], body, timeouts=timeouts)
+        )
+        for gate in (taking, answering):  # together longer than the limit
+            await asyncio.sleep(0.8)
+            gate.set()
+
+        assert await (await task).read() == b"ok"
+
+
 async def test_an_answer_before_the_end_of_the_body_is_delivered_and_ends_the_upload(client):
     endless = Endless()
     async with raw_server((PAUSE, answer(b"too much", 413), STALL)) as server:
