@@ -1,6 +1,7 @@
 """The marks of one request on one clock, and the durations between them.
 
-Rule: a duration is None while one of its marks is missing; nothing is estimated.
+Rule: a duration is None while one of its marks is missing; nothing is estimated. It is None too if
+its end lies before its start: with a list of prompts the two may be marks of different ones.
 """
 
 from __future__ import annotations
@@ -98,4 +99,6 @@ class Timeline:
 
 
 def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
+    if start is None or end is None or end < start:
+        return None
+    return end - start

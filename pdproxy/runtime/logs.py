@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 
-import orjson
-
+from pdproxy.core.jsonfields import encode
 from pdproxy.dispatch.account import Account, Outcome
 
 ACCESS = logging.getLogger("pdproxy.access")
@@ -45,7 +44,7 @@ class JSONFormatter(logging.Formatter):
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+        return encode(line).decode()
 
 
 def log_access(account: Account) -> None:
@@ -95,8 +94,15 @@ def _rounded(seconds: float | None) -> float | None:
 
 
 def _shown(value: object) -> str:
-    """Quote what holds spaces, so that the line splits at spaces."""
+    """Quote what holds spaces or control characters, so that the line splits at spaces."""
     text = str(value)
     if text and text.isprintable() and not any(c in text for c in ' "='):
         return text
-    return orjson.dumps(text).decode()
+    quoted = encode(text).decode()
+    return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
+
+
+def _escaped(character: str) -> str:
+    """Return a character as JSON escapes, such as a line separator that JSON lets stand."""
+    units = character.encode("utf-16-be").hex()
+    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))

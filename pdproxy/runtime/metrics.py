@@ -98,7 +98,8 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format, without series of instances long gone."""
-        known = {i.label for role in Role for i in self._fleet.instances(role)}
+        instances = [i for role in Role for i in self._fleet.instances(role)]
+        known = {(role, i.label) for i in instances for role in (i.role.value, None)}
         for counter in self._by_instance:
             _forget_others(counter, known)
         return generate_latest(self.registry)
@@ -267,12 +268,13 @@ class Metrics:
                 self._tpot.labels(account.endpoint, model).observe(tpot_s)
 
 
-def _forget_others(counter: Counter, known: set[str]) -> None:
-    """Drop the series of instances that are not known any more."""
+def _forget_others(counter: Counter, known: set[tuple[str | None, str]]) -> None:
+    """Drop the series of instances that are not known any more, by role if they have one."""
     for metric in counter.collect():
         for sample in metric.samples:
-            if sample.labels["instance"] not in known:
-                counter.remove(*sample.labels.values())
+            labels = sample.labels
+            if (labels.get("role"), labels["instance"]) not in known:
+                counter.remove(*labels.values())
 
 
 class FleetCollector(Collector):
