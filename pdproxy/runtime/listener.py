@@ -60,7 +60,7 @@ def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
         found = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second for a name no resolver is asked for
         raise ConfigError([f"--host: {host!r} cannot be resolved: {error}"]) from None
     sockets: list[socket.socket] = []
     failures: list[str] = []

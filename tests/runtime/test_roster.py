@@ -1,0 +1,271 @@
+"""How instances join, come back, are given up and leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.instance import Endpoint, Role, State
+from pdproxy.core.load import Cost, LoadBoard
+from pdproxy.core.policy import POLICIES
+from pdproxy.runtime.roster import FleetRoster, RosterRules
+from tests.fakes.waiting import until
+
+H1, H2 = Endpoint("h", 1), Endpoint("h", 2)
+QUICK = RosterRules(probe_interval_s=0.01, add_interval_s=0.01, add_attempts=3)
+SLOW = RosterRules(probe_interval_s=60, add_interval_s=60, add_attempts=3)
+
+
+class FakeProber:
+    """Engines are up if their endpoint is in `up`; a probe of one in `hung` never ends."""
+
+    def __init__(self) -> None:
+        self.up: set[Endpoint] = set()
+        self.hung: set[Endpoint] = set()
+        self.probes: list[Endpoint] = []
+        self.fault: Exception | None = None
+
+    async def is_serving(self, endpoint: Endpoint) -> bool:
+        self.probes.append(endpoint)
+        if self.fault is not None:
+            raise self.fault
+        if endpoint in self.hung:
+            await asyncio.Event().wait()
+        return endpoint in self.up
+
+
+class Rig:
+    def __init__(self, rules: RosterRules) -> None:
+        self.now_s = 0.0
+        policies = {role: POLICIES["least_load"](role, random.Random(0)) for role in Role}
+        self.fleet = Fleet(LoadBoard(), policies, lambda: self.now_s)
+        self.prober = FakeProber()
+        self.gone: list[str] = []
+        self.roster = FleetRoster(
+            self.fleet,
+            self.prober,  # type: ignore[arg-type]  # a fake with the one method that is used
+            rules,
+            random.Random(0),
+            lambda instance: self.gone.append(instance.label),
+        )
+
+    def state(self, endpoint, role=Role.DECODE):
+        instance = self.fleet.find(role, endpoint)
+        return State.GONE if instance is None else self.fleet.state(instance)
+
+    def instance(self, endpoint, role=Role.DECODE):
+        found = self.fleet.find(role, endpoint)
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def rig(rules=QUICK, *configured, up=(), wait_s=1.0):
+    made = Rig(rules)
+    made.prober.up |= set(up)
+    await made.roster.start([(Role.DECODE, endpoint) for endpoint in configured], wait_s)
+    try:
+        yield made
+    finally:
+        await made.roster.stop()
+
+
+# --- those of the configuration
+
+
+@pytest.mark.case("C83")
+async def test_engines_that_are_up_serve_from_the_start():
+    async with rig(SLOW, H1, H2, up=[H1]) as made:
+        assert made.state(H1) is State.ACTIVE
+        assert made.state(H2) is State.JOINING
+
+
+@pytest.mark.case("C83")
+async def test_start_does_not_wait_for_a_hung_engine():
+    made = Rig(SLOW)
+    made.prober.up, made.prober.hung = {H1}, {H2}
+
+    await made.roster.start([(Role.DECODE, H1), (Role.DECODE, H2)], 0.05)
+
+    assert made.state(H1) is State.ACTIVE
+    assert made.state(H2) is State.JOINING
+    await made.roster.stop()
+
+
+@pytest.mark.case("C83")
+async def test_configured_engine_is_waited_for_without_end():
+    async with rig(QUICK, H1) as made:
+        await until(lambda: len(made.prober.probes) > 3 * QUICK.add_attempts)
+        assert made.state(H1) is State.JOINING
+
+        made.prober.up.add(H1)
+        await until(lambda: made.state(H1) is State.ACTIVE)
+
+
+@pytest.mark.case("C58", "C60")
+async def test_ejected_engine_comes_back_by_a_good_probe_only():
+    async with rig(QUICK, H1, up=[H1]) as made:
+        made.prober.up.clear()
+        made.fleet.report_failure(made.instance(H1), certain=True)
+        made.now_s += 3600
+        before = len(made.prober.probes)
+        await until(lambda: len(made.prober.probes) > before + 2)
+        assert made.state(H1) is State.EJECTED
+
+        made.prober.up.add(H1)
+        await until(lambda: made.state(H1) is State.ACTIVE)
+
+
+async def test_engine_that_serves_is_not_probed():
+    async with rig(QUICK, H1, up=[H1]) as made:
+        probed = len(made.prober.probes)
+        made.roster.add(Role.DECODE, H2)
+        await until(lambda: made.prober.probes.count(H2) == QUICK.add_attempts)
+
+        assert made.prober.probes.count(H1) == probed
+
+
+async def test_a_bug_in_one_round_does_not_end_the_watch(caplog):
+    async with rig(QUICK, H1) as made:
+        made.prober.fault = RuntimeError("x")
+        await until(lambda: "failed by a bug" in caplog.text)
+        made.prober.fault = None
+        made.prober.up.add(H1)
+
+        await until(lambda: made.state(H1) is State.ACTIVE)
+
+
+# --- those added by a call
+
+
+@pytest.mark.case("C54")
+async def test_added_engine_joins_when_it_answers():
+    async with rig(QUICK) as made:
+        assert made.roster.add(Role.DECODE, H1)
+        assert made.state(H1) is State.JOINING
+        assert made.roster.is_pending(made.instance(H1))
+        made.prober.up.add(H1)
+
+        await until(lambda: made.state(H1) is State.ACTIVE)
+        await until(lambda: not made.roster.is_pending(made.instance(H1)))
+
+
+@pytest.mark.case("C54")
+async def test_added_engine_is_given_up_visibly(caplog):
+    async with rig(QUICK) as made:
+        made.roster.add(Role.DECODE, H1)
+
+        await until(lambda: made.state(H1) is State.GONE)
+
+        assert made.prober.probes == [H1] * QUICK.add_attempts
+        assert made.gone == ["h:1"]
+        (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
+        assert "h:1" in warning.getMessage()
+        made.prober.up.add(H1)
+        assert made.roster.add(Role.DECODE, H1)
+        await until(lambda: made.state(H1) is State.ACTIVE)
+
+
+@pytest.mark.case("C54")
+async def test_hung_engine_does_not_hold_up_another():
+    async with rig(QUICK) as made:
+        made.prober.hung, made.prober.up = {H1}, {H2}
+        made.roster.add(Role.DECODE, H1)
+        made.roster.add(Role.DECODE, H2)
+
+        await until(lambda: made.state(H2) is State.ACTIVE)
+
+
+async def test_adding_twice_is_adding_once():
+    async with rig(SLOW, H2, up=[H2]) as made:
+        assert made.roster.add(Role.DECODE, H1)
+        assert not made.roster.add(Role.DECODE, H1)
+        assert not made.roster.add(Role.DECODE, H2)
+
+
+@pytest.mark.case("C59")
+async def test_one_address_joins_in_both_roles():
+    async with rig(QUICK) as made:
+        made.prober.up.add(H1)
+        assert made.roster.add(Role.PREFILL, H1)
+        assert made.roster.add(Role.DECODE, H1)
+        await until(lambda: {made.state(H1, role) for role in Role} == {State.ACTIVE})
+
+        made.roster.remove(made.instance(H1, Role.PREFILL))
+
+        assert made.state(H1, Role.PREFILL) is State.GONE
+        assert made.state(H1) is State.ACTIVE
+
+
+# --- leaving
+
+
+async def test_idle_engine_is_gone_at_once():
+    async with rig(SLOW, H1, up=[H1]) as made:
+        made.roster.remove(made.instance(H1))
+
+        assert made.state(H1) is State.GONE
+        assert made.gone == ["h:1"]
+
+
+@pytest.mark.case("C52", "C53")
+async def test_busy_engine_drains_and_may_come_back():
+    async with rig(SLOW, H1, up=[H1]) as made:
+        with made.fleet.lease(Role.DECODE, Cost()):
+            made.roster.remove(made.instance(H1))
+            assert made.state(H1) is State.DRAINING
+            assert made.fleet.available(Role.DECODE) == []
+
+            assert not made.roster.add(Role.DECODE, H1)
+            assert made.state(H1) is State.ACTIVE
+        assert made.state(H1) is State.ACTIVE
+
+
+@pytest.mark.parametrize("is_added", [True, False], ids=["added", "configured"])
+async def test_engine_that_has_yet_to_join_can_be_removed(is_added):
+    async with rig(SLOW, *([] if is_added else [H1])) as made:
+        if is_added:
+            made.roster.add(Role.DECODE, H1)
+        instance = made.instance(H1)
+
+        made.roster.remove(instance)
+
+        assert made.state(H1) is State.GONE
+        assert not made.roster.is_pending(instance)
+
+
+async def test_removal_during_a_probe_stays_one():
+    async with rig(QUICK) as made:
+        made.prober.hung.add(H1)
+        made.roster.add(Role.DECODE, H1)
+        await until(lambda: made.prober.probes)
+        made.roster.remove(made.instance(H1))
+        made.prober.up.add(H1)
+        made.prober.hung.clear()
+        await asyncio.sleep(0.03)
+
+        assert made.state(H1) is State.GONE
+
+
+async def test_ejected_engine_leaves_at_once():
+    async with rig(SLOW, H1, up=[H1]) as made:
+        made.fleet.report_failure(made.instance(H1), certain=True)
+
+        made.roster.remove(made.instance(H1))
+
+        assert made.state(H1) is State.GONE
+
+
+async def test_stop_leaves_no_task():
+    before = len(asyncio.all_tasks())
+    async with rig(SLOW, H1) as made:
+        made.roster.add(Role.DECODE, H2)
+        await until(lambda: made.prober.probes)
+        assert len(asyncio.all_tasks()) == before + 2
+
+    assert len(asyncio.all_tasks()) == before

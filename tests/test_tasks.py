@@ -1,0 +1,55 @@
+import asyncio
+import gc
+import logging
+
+import pytest
+
+from pdproxy import tasks
+from pdproxy.tasks import spawn
+
+
+async def test_result_and_name_are_those_of_a_task():
+    async def work() -> int:
+        return 7
+
+    task = spawn(work(), name="mine")
+
+    assert task.get_name() == "mine"
+    assert await task == 7
+
+
+async def test_running_task_is_referenced_and_a_done_one_is_not():
+    gate = asyncio.Event()
+    task = spawn(gate.wait(), name="waiting")
+    gc.collect()
+    assert task in tasks._RUNNING
+
+    gate.set()
+    await task
+    await asyncio.sleep(0)
+
+    assert task not in tasks._RUNNING
+
+
+async def test_death_is_logged_with_its_name(caplog):
+    async def die() -> None:
+        raise ValueError("why")
+
+    task = spawn(die(), name="poor")
+    with pytest.raises(ValueError, match="why"):
+        await task
+    await asyncio.sleep(0)
+
+    (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "poor" in record.getMessage()
+    assert record.exc_info is not None
+
+
+async def test_cancellation_is_no_death(caplog):
+    task = spawn(asyncio.Event().wait(), name="leaving")
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await asyncio.sleep(0)
+
+    assert not caplog.records
+    assert task not in tasks._RUNNING
