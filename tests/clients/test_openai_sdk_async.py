@@ -18,7 +18,7 @@ from tests.fakes.ports import refusing_port
 from tests.fakes.waiting import until
 
 AT_ONCE = 200
-TOKENS = 32
+TOKENS = 16
 
 
 def sdk(url: str, **options: Any) -> AsyncOpenAI:
