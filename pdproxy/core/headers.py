@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from urllib.parse import urlsplit, urlunsplit
 
 HeaderList = list[tuple[str, str]]
 
@@ -63,9 +64,13 @@ def to_engine(client: Iterable[tuple[str, str]]) -> HeaderList:
 
 
 def to_client(engine: Sequence[tuple[str, str]]) -> HeaderList:
-    """Return the engine's headers that a client gets; framing, Date and Server are pdproxy's."""
+    """Return the engine's headers that a client gets; framing, Date and Server are pdproxy's.
+
+    A Location loses its host: an engine redirects to its own address, which is not the client's.
+    """
     dropped = _named_by_connection(engine)
-    return [p for p in engine if p[0] not in _OWN_ON_RESPONSE and p[0] not in dropped]
+    kept = [p for p in engine if p[0] not in _OWN_ON_RESPONSE and p[0] not in dropped]
+    return [(n, _without_host(v) if n == "location" else v) for n, v in kept]
 
 
 def authorization(client: str | None, configured: str | None, fallback: str | None) -> str | None:
@@ -96,6 +101,16 @@ def engine_request_id(given: str | None, random_id: str) -> str:
     if not given:
         return random_id
     return f"{_UNSAFE_IN_ID.sub('_', given[:MAX_CLIENT_ID_IN_ENGINE_ID])}-{random_id}"
+
+
+def _without_host(location: str) -> str:
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        return "/"
+    if not parts.netloc:
+        return location
+    return urlunsplit(("", "", parts.path or "/", parts.query, parts.fragment))
 
 
 def _named_by_connection(pairs: Iterable[tuple[str, str]]) -> frozenset[str]:

@@ -13,7 +13,7 @@ from aiohttp import web
 from pdproxy.core.api import parse_object
 from pdproxy.core.instance import Endpoint, Instance, Role
 from pdproxy.core.jsonfields import Raw, decode
-from pdproxy.errors import Forbidden, InvalidRequest, PDProxyError, Unauthorized, UpstreamError
+from pdproxy.errors import Forbidden, InvalidRequest, PDProxyError, Unauthorized
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.intake import engine_headers, has_key, read_body
@@ -60,12 +60,18 @@ async def reset_prefix_cache(context: Context, request: web.Request) -> web.Resp
         check_admin(context, request)
     except PDProxyError as error:
         return _refusal(error)
-    headers = engine_headers(context, request, None)
+    headers = [p for p in engine_headers(context, request, None) if _is_for_engines(context, p)]
     instances = [i for role in Role for i in context.tools.fleet.instances(role)]
-    target = request.raw_path
+    target = request.rel_url.raw_path_qs
     results = await asyncio.gather(*(_reset(context, i, target, headers) for i in instances))
     failed = [i.endpoint.url for i, is_done in zip(instances, results, strict=True) if not is_done]
     return reply({"failed": failed}, INTERNAL_ERROR) if failed else web.Response()
+
+
+def _is_for_engines(context: Context, header: tuple[str, str]) -> bool:
+    """Tell whether a header may leave: the admin token, which came as Authorization, may not."""
+    rules = context.rules
+    return header[0] != "authorization" or not rules.admin_token or bool(rules.engine_key)
 
 
 def check_admin(context: Context, request: web.Request) -> None:
@@ -99,7 +105,7 @@ async def _read(context: Context, request: web.Request) -> tuple[Role, list[Endp
 
 
 def _role(value: Raw | None) -> Role:
-    name = decode(value) if value is not None else None
+    name = _plain(value)
     for role in Role:
         if name == role.value:
             return role
@@ -113,7 +119,7 @@ def _endpoints(value: Raw | None) -> list[Endpoint]:
     Raises:
         InvalidRequest: it names every bad entry.
     """
-    plain = decode(value) if value is not None else None
+    plain = _plain(value)
     entries = plain if isinstance(plain, list) else [plain]
     endpoints: dict[tuple[str, int], Endpoint] = {}
     faults: list[str] = []
@@ -128,6 +134,13 @@ def _endpoints(value: Raw | None) -> list[Endpoint]:
         text = "; ".join(faults) or "no instance is given"
         raise InvalidRequest(f"instances: {text}", param="instances")
     return list(endpoints.values())
+
+
+def _plain(value: Raw | None) -> object:
+    try:
+        return None if value is None else decode(value)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 def _endpoint(entry: object) -> Endpoint:
@@ -164,5 +177,5 @@ async def _reset(
         with response:
             await response.read()
             return response.status == OK
-    except UpstreamError:
+    except PDProxyError:  # unreachable, or headers that no engine can be sent
         return False

@@ -6,7 +6,9 @@ reach `_unknown` as the last route.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
 
 from aiohttp import web
 
@@ -33,6 +35,10 @@ PASSED_PATHS = (
     "/rerank",
     "/v2/rerank",
 )
+
+
+# A server between proxy and engine may resolve these, and so reach any path of the engine's.
+_DOT_SEGMENT = re.compile(r"(?:^|[/\\])\.\.?(?:[/\\]|$)")
 
 
 def build_app(context: Context) -> web.Application:
@@ -94,7 +100,8 @@ def _add_last(app: web.Application, context: Context, allowed: dict[str, set[str
             return _unknown(MethodNotAllowed(f"{path} does not take {request.method}"), methods)
         # An engine redirects a path of ours with a slash behind it to its own address.
         is_slashed = path.endswith("/") and path.rstrip("/") in allowed
-        if not is_slashed and (path in PASSED_PATHS or path.startswith("/v1/")):
+        is_odd = is_slashed or _DOT_SEGMENT.search(unquote(path)) is not None
+        if not is_odd and (path in PASSED_PATHS or path.startswith("/v1/")):
             return await passthrough(context, request)
         return _unknown(NotFound(f"there is no {path}"))
 

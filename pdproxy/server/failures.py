@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdproxy.core.headers import HeaderList, to_client
-from pdproxy.core.jsonfields import encode
+from pdproxy.core.jsonfields import decode, encode
 from pdproxy.dispatch.account import Outcome
 from pdproxy.errors import (
     EngineAnswered,
@@ -38,7 +38,7 @@ def to_failure(error: PDProxyError) -> Failure:
     """
     if isinstance(error, EngineAnswered):
         headers = to_client(error.headers)
-        if error.body:
+        if _is_json(error.body):
             return Failure(error.engine_status, headers, error.body)
         kept = [p for p in headers if p[0] != "content-type"]
         return Failure(error.engine_status, kept + JSON_HEADERS, error_body(error))
@@ -46,6 +46,14 @@ def to_failure(error: PDProxyError) -> Failure:
     if isinstance(error, NoInstance | Overloaded):
         headers.append(("retry-after", str(error.retry_after_s)))
     return Failure(error.status, headers, error_body(error))
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        decode(body)
+    except ValueError:
+        return False
+    return True
 
 
 def error_body(error: PDProxyError) -> bytes:

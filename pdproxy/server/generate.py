@@ -65,10 +65,12 @@ async def counted(
         account.status = downstream.status
     except PDProxyError as error:
         await _answer_failure(account, downstream, error)
-    except (asyncio.CancelledError, ConnectionError):
-        account.fail(Outcome.CLIENT_DISCONNECTED, "the client closed its connection")
-        account.status = downstream.status or CLIENT_CLOSED
+    except asyncio.CancelledError:
+        _note_departure(account, downstream)
         raise
+    except ConnectionError:
+        # Not raised again: the library would log it as a fault.
+        _note_departure(account, downstream)
     except Exception as error:
         logger.exception("request %s failed by a bug", account.request_id)
         await _answer_failure(
@@ -77,15 +79,26 @@ async def counted(
     finally:
         account.timeline.mark_finished(context.clock())
         context.observer.request_finished(account)
-    assert downstream.response is not None, "an answer was sent or an error raised"
-    return downstream.response
+    return downstream.response or web.Response(status=CLIENT_CLOSED)
+
+
+def _note_departure(account: Account, downstream: ClientDownstream) -> None:
+    account.fail(Outcome.CLIENT_DISCONNECTED, "the client closed its connection")
+    account.status = downstream.status or CLIENT_CLOSED
 
 
 async def _answer_failure(
     account: Account, downstream: ClientDownstream, error: PDProxyError
 ) -> None:
-    """Tell the client: by a status if nothing was sent yet, else by an error event."""
     account.fail(outcome_of(error), describe(error))
+    try:
+        await _tell(account, downstream, error)
+    except ConnectionError:
+        logger.debug("request %s: the client left before it was told", account.request_id)
+
+
+async def _tell(account: Account, downstream: ClientDownstream, error: PDProxyError) -> None:
+    """Tell the client: by a status if nothing was sent yet, else by an error event."""
     if not downstream.is_committed:
         failure = to_failure(error)
         account.status = failure.status

@@ -17,12 +17,11 @@ from pdproxy.errors import (
     BodyTooLarge,
     InvalidRequest,
     LoopDetected,
-    PDProxyError,
     Unauthorized,
 )
 from pdproxy.server.context import Context, ServerRules
 
-BEARER = "Bearer "
+BEARER = "bearer"
 
 
 def open_account(context: Context, request: web.Request, endpoint: str) -> Account:
@@ -52,10 +51,10 @@ def check_admission(rules: ServerRules, request: web.Request) -> None:
 
 def has_key(request: web.Request, keys: tuple[str, ...]) -> bool:
     """Tell whether the bearer token is one of `keys`, in time that does not tell which."""
-    given = request.headers.get("Authorization", "")
-    token = given.removeprefix(BEARER).encode("utf-8", "surrogateescape")
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    token = given.strip().encode("utf-8", "surrogateescape")
     matches = [hmac.compare_digest(token, key.encode()) for key in keys]
-    return given.startswith(BEARER) and any(matches)
+    return scheme.lower() == BEARER and any(matches)
 
 
 async def read_body(context: Context, request: web.Request) -> bytes:
@@ -90,12 +89,3 @@ def engine_headers(context: Context, request: web.Request, content_type: str | N
     via = request.headers.get("Via")
     headers.append(("via", f"{via}, {rules.via}" if via else rules.via))
     return headers
-
-
-def require_admin(rules: ServerRules, request: web.Request) -> PDProxyError | None:
-    """Return why the caller may not administer, None if it may."""
-    if rules.admin_token:
-        if has_key(request, (rules.admin_token,)):
-            return None
-        return Unauthorized("the admin token is missing or wrong")
-    return None

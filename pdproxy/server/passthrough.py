@@ -36,7 +36,7 @@ async def passthrough(context: Context, request: web.Request) -> web.StreamRespo
         headers.append(("x-request-id", account.request_id.replace(",", "_")))
         raw = RawRequest(
             method=request.method,
-            target=request.raw_path,
+            target=request.rel_url.raw_path_qs,
             headers=headers,
             body=await _body(context, request, content_type or ""),
             content_length=_length(request),

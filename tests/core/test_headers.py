@@ -70,6 +70,21 @@ def test_answers_framing_date_and_server_are_the_proxys(name):
     assert to_client(answer) == [("content-type", "text/x"), ("retry-after", "7")]
 
 
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("http://10.0.0.7:8100/v1/x?a=b#c", "/v1/x?a=b#c"),
+        ("https://engine", "/"),
+        ("//engine:1/v1", "/v1"),
+        ("/v1/x", "/v1/x"),
+        ("x?y", "x?y"),
+        ("http://[bad", "/"),
+    ],
+)
+def test_redirect_does_not_name_the_engine(location, shown):
+    assert to_client([("location", location)]) == [("location", shown)]
+
+
 @pytest.mark.case("C61", "C62")
 @pytest.mark.parametrize(
     ("client", "configured", "fallback", "sent"),
