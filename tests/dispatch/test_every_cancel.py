@@ -29,7 +29,8 @@ class Scenario:
     """One kind of request.
 
     Attributes:
-        least_suspensions: how many it has at least; fewer would mean that nothing is tested.
+        least_suspensions: how many it has at least, whatever comes in one read; fewer would mean
+            that nothing is tested.
         reads_late: the client lets its answer pile up before it reads.
     """
 
@@ -37,7 +38,7 @@ class Scenario:
     body: dict[str, Any] | bytes
     p: Sequence[Behaviour | None] = (None,)
     d: Sequence[Behaviour | None] = (None,)
-    least_suspensions: int = 4
+    least_suspensions: int = 3
     reads_late: bool = False
 
 
@@ -79,17 +80,17 @@ SCENARIOS = {
     "document": Scenario(CHAT, chat()),
     "choices": Scenario(CHAT, chat(stream=True, n=2)),
     "prompts-streamed": Scenario(
-        COMPLETIONS, completion(prompt=PROMPTS, stream=True), least_suspensions=10
+        COMPLETIONS, completion(prompt=PROMPTS, stream=True), least_suspensions=6
     ),
-    "prompts": Scenario(COMPLETIONS, completion(prompt=PROMPTS), least_suspensions=10),
+    "prompts": Scenario(COMPLETIONS, completion(prompt=PROMPTS), least_suspensions=6),
     "decoder-alone": Scenario(COMPLETIONS, completion(echo=True, logprobs=1), least_suspensions=2),
-    "prefill-again": Scenario(CHAT, chat(stream=True), p=[LOST], least_suspensions=6),
-    "decode-again": Scenario(CHAT, chat(stream=True), d=[LOST], least_suspensions=8),
-    "decode-again-document": Scenario(CHAT, chat(), d=[BUSY], least_suspensions=6),
+    "prefill-again": Scenario(CHAT, chat(stream=True), p=[LOST], least_suspensions=5),
+    "decode-again": Scenario(CHAT, chat(stream=True), d=[LOST], least_suspensions=5),
+    "decode-again-document": Scenario(CHAT, chat(), d=[BUSY], least_suspensions=4),
     "slow-client": Scenario(CHAT, chat(stream=True), d=[flood], reads_late=True),
     "refused": Scenario(CHAT, chat(stream=True), d=[behaviours.error(400)]),
     "given-back": Scenario(CHAT, chat(stream=True), d=[behaviours.recompute(2)]),
-    "passed-on": Scenario(PASSED_ON, b"\x00" * 100_000, d=[hear]),
+    "passed-on": Scenario(PASSED_ON, b"\x00" * 100_000, d=[hear], least_suspensions=2),
 }
 
 
