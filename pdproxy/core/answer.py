@@ -1,0 +1,209 @@
+"""The answer so far: what a client was given, kept so that a cut answer can be continued.
+
+Rules: text that was delivered is never taken back; a token id counts once its text was delivered.
+Ids behind that belong to half a character or to a token that shows nothing, and the next round
+makes them again.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from pdproxy.core.jsonfields import Raw
+
+# Pieces of text are joined when so many have gathered: a long answer stays one string, and a
+# token costs an append.
+_JOIN_AT = 256
+
+
+class Phase(Enum):
+    """Where a choice was cut."""
+
+    NOTHING = auto()  # no output was delivered
+    REASONING = auto()
+    CONTENT = auto()
+    TOOL_CALL = auto()
+
+
+class Text:
+    """Text that grows by pieces."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self, start: str = "") -> None:
+        self._pieces = [start] if start else []
+
+    def add(self, piece: str) -> None:
+        """Append a piece."""
+        self._pieces.append(piece)
+        if len(self._pieces) > _JOIN_AT:
+            self._pieces = ["".join(self._pieces)]
+
+    def __str__(self) -> str:  # type: ignore[explicit-override] # typing.override is new in 3.12
+        return "".join(self._pieces)
+
+    def __bool__(self) -> bool:
+        return any(self._pieces)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._pieces))
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """One tool call as far as it was delivered."""
+
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Held:
+    """Text that was generated but not delivered, since it may be the start of a stop string."""
+
+    text: str = ""
+    is_reasoning: bool = False
+
+
+@dataclass(slots=True)
+class ChoiceAnswer:
+    """One choice as far as it was delivered.
+
+    Attributes:
+        content: the text; of a chat message its `content`.
+        reasoning: the reasoning text, under the name `reasoning_field`.
+        held: text behind that which waits for what follows.
+        token_ids: of all output up to the last delivered text, and the ids behind it.
+        shown: how many of `token_ids` end with delivered text, and so with a whole character.
+        flushed: how many ids there were when text came without ids, as an engine sends what it
+            held back when it gives a choice back. Half a character may be among the last of them.
+        is_flushed: the engine gave the choice back and so holds back none of its text.
+        outputs: events with output, or tokens by the engine's own count, where it gives no ids.
+        has_all_ids: every output came with its ids.
+        echoed: characters at the start that repeat the prompt (`echo`).
+        next_offset: where the text of the next token stands, by the log-probabilities so far.
+        waiting: events that show nothing but tell of tokens, each with the number of ids up to it;
+            they are delivered with the next text.
+        finish_reason: None until it has ended.
+    """
+
+    content: Text = field(default_factory=Text)
+    reasoning: Text = field(default_factory=Text)
+    reasoning_field: str = "reasoning"
+    held: Held = field(default_factory=Held)
+    tool_calls: dict[int, ToolCall] = field(default_factory=dict)
+    token_ids: array[int] = field(default_factory=lambda: array("q"))
+    shown: int = 0
+    flushed: int = 0
+    is_flushed: bool = False
+    outputs: int = 0
+    has_all_ids: bool = True
+    echoed: int = 0
+    next_offset: int = 0
+    waiting: list[tuple[int, bytes]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The generated content, delivered or held."""
+        held = "" if self.held.is_reasoning else self.held.text
+        return str(self.content)[self.echoed :] + held
+
+    @property
+    def thoughts(self) -> str:
+        """The generated reasoning, delivered or held."""
+        held = self.held.text if self.held.is_reasoning else ""
+        return str(self.reasoning) + held
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that count: those with text, at the end all of them."""
+        if not self.has_all_ids:
+            return self.outputs
+        if self.finish_reason is not None:
+            return len(self.token_ids)
+        return max(self.shown, self.flushed)
+
+    def wait(self, event: bytes) -> None:
+        """Let an event wait for the next text; its ids were noted."""
+        self.waiting.append((len(self.token_ids), event))
+
+    def released(self) -> list[bytes]:
+        """Return the events that waited, which wait no longer."""
+        events = [event for _, event in self.waiting]
+        self.waiting.clear()
+        return events
+
+    def phase(self, reasoning_end_id: int | None) -> Phase:
+        """Return where the choice stands.
+
+        `reasoning_end_id` is the token that ends the model's reasoning, None if unknown.
+        """
+        if self.tool_calls:
+            return Phase.TOOL_CALL
+        if self.text:
+            return Phase.CONTENT
+        if not self.thoughts:
+            return Phase.NOTHING
+        return Phase.CONTENT if self.has_reasoned(reasoning_end_id) else Phase.REASONING
+
+    def has_reasoned(self, reasoning_end_id: int | None) -> bool:
+        """Tell whether the token that ends the reasoning is out, text behind it or not."""
+        return reasoning_end_id is not None and reasoning_end_id in self.token_ids
+
+    def resumable_ids(self, reasoning_end_id: int | None) -> list[int]:
+        """Return the ids to continue from: those that end with a whole, delivered character.
+
+        The token that ends the reasoning shows nothing, but what follows depends on it, so it
+        is kept. Where all text came without ids, no character is known to be whole but the last.
+        """
+        kept = self.shown or self.flushed
+        tail = self.token_ids[kept:]
+        if reasoning_end_id is not None and reasoning_end_id in tail:
+            kept += tail.index(reasoning_end_id) + 1
+        return self.token_ids[:kept].tolist()
+
+
+@dataclass(slots=True)
+class Answer:
+    """All choices of one answer, and what its events have in common.
+
+    Attributes:
+        identity: raw `id`, `created` and `model` of the first event.
+        prompt_ids: raw list of the prompt's token ids, None if the engine gave none.
+        prompt_tokens, cached_tokens: as the first prefill counted.
+    """
+
+    choices: dict[int, ChoiceAnswer] = field(default_factory=dict)
+    identity: dict[str, Raw] = field(default_factory=dict)
+    prompt_ids: Raw | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+
+    def choice(self, index: int) -> ChoiceAnswer:
+        """Return the choice of that index; a new one is empty."""
+        found = self.choices.get(index)
+        if found is None:
+            found = self.choices[index] = ChoiceAnswer()
+        return found
+
+    def give_back(self, indexes: Iterable[int]) -> None:
+        """Note that the engine gave choices back, having sent what it held back of their text."""
+        for index in self.choices.keys() & set(indexes):
+            self.choices[index].is_flushed = True
+
+    def usage(self) -> dict[str, object]:
+        """Return the usage of all rounds: the prompt once, every token once."""
+        completion = sum(choice.tokens for choice in self.choices.values())
+        usage: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.prompt_tokens + completion,
+            "completion_tokens": completion,
+        }
+        if self.cached_tokens is not None:
+            usage["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        return usage

@@ -1,0 +1,261 @@
+"""How a cut answer goes on: one pure decision of request, answer so far, and engine.
+
+The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, or a seed.
+
+| the choice was cut | goes on by |
+|---|---|
+| at its limit of tokens | nothing: it is complete, finish reason `length` |
+| in beam search | give up |
+| before any output was delivered | AGAIN: the same request |
+| in a tool call or a begun grammar, nothing delivered (not streamed) | AGAIN |
+| in a tool call or a begun grammar, repeatable | REPLAY: the same, known output is skipped |
+| in a tool call or a begun grammar, else | give up |
+| completions, token ids known | IDS: prompt ids + output ids |
+| completions, a text prompt | TEXT: prompt + output |
+| completions, nothing delivered | AGAIN |
+| completions, repeatable | REPLAY |
+| completions, else | give up |
+| chat, in reasoning, ids and the end token of reasoning known | THINK: ids, up to that token |
+| chat, in reasoning, nothing delivered | AGAIN |
+| chat, in reasoning, repeatable | REPLAY |
+| chat, in reasoning, else | give up |
+| chat, in content, nothing delivered, what the parser saw is in doubt | AGAIN |
+| chat, in content, ids known, nothing but text can follow | IDS |
+| chat, in content, the last message can be gone on with | TURN: messages + open assistant turn |
+| chat, in content, nothing delivered | AGAIN |
+| chat, in content, repeatable | REPLAY |
+| chat, in content, else | give up |
+
+Why: a grammar starts at its root and a tool call is parsed from its start, so neither can be
+entered in the middle; a template that is given reasoning closes it; only ids are exact. Ids are
+not known where an engine gives none, and where one that holds back text for the sake of stop
+strings was lost with it: then ids tell of text that never came.
+Source: vLLM 0.32, measured cut by cut on engines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdproxy.core.answer import Answer, ChoiceAnswer, Phase
+from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.plain import as_objects, as_text, as_whole, plain
+from pdproxy.core.resume import (
+    Resume,
+    Way,
+    again,
+    by_ids,
+    by_text,
+    by_thought,
+    by_turn,
+    output_limit,
+    prompt_ids,
+    prompt_text,
+)
+from pdproxy.core.stops import hidden_stops
+
+__all__ = [
+    "Abilities",
+    "Complete",
+    "GiveUp",
+    "Plan",
+    "Resume",
+    "Way",
+    "has_media",
+    "note_echo",
+    "plan",
+]
+
+_GRAMMARS = (
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+_TEXT_PARTS = frozenset({"", "text", "input_text", "output_text", "refusal", "thinking"})
+
+
+@dataclass(frozen=True, slots=True)
+class Complete:
+    """Nothing is left to generate."""
+
+    finish_reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It cannot be continued; `why` completes "the answer cannot be continued: ..."."""
+
+    why: str
+
+
+Plan = Resume | Complete | GiveUp
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What is known of a model's engines.
+
+    Attributes:
+        reasoning_end_id: the token that ends reasoning; None if unknown or there is none.
+        max_model_len: tokens of prompt and output together that the model takes, if known.
+    """
+
+    reasoning_end_id: int | None = None
+    max_model_len: int | None = None
+
+
+def plan(  # noqa: PLR0911 - one return per group of rows
+    request: GenerateRequest,
+    answer: Answer,
+    index: int,
+    abilities: Abilities,
+    *,
+    is_delivered: bool,
+) -> Plan:
+    """Return how choice `index` goes on.
+
+    `is_delivered` tells whether the client has seen the answer so far; one that does not stream
+    has not, so its parts may be made again.
+    """
+    cut = _Cut(request, answer, index, abilities, is_delivered)
+    phase = answer.choice(index).phase(abilities.reasoning_end_id)
+    if phase is not Phase.NOTHING and cut.is_at_limit:
+        return Complete("length")
+    if plain(request.fields.get("use_beam_search")) is True:
+        return GiveUp("beams cannot be taken up again")
+    if phase is Phase.NOTHING:
+        return again(request, index, Way.AGAIN)
+    if phase is Phase.TOOL_CALL:
+        return cut.from_start("it was cut inside a sampled tool call, which cannot be entered")
+    if phase is Phase.CONTENT and cut.choice.text and _has_grammar(request):
+        return cut.from_start("it was cut inside sampled output under a grammar")
+    if request.api is Api.COMPLETIONS:
+        return cut.completion()
+    return cut.reasoning() if phase is Phase.REASONING else cut.content()
+
+
+def note_echo(request: GenerateRequest, answer: Answer) -> None:
+    """Mark the text that repeats the prompt, so that it is not taken for output."""
+    if plain(request.fields.get("echo")) is not True:
+        return
+    prompt = prompt_text(request)
+    if request.api is Api.CHAT:
+        messages = as_objects(plain(request.fields.get("messages")))
+        prompt = as_text(messages[-1].get("content")) if messages else ""
+    for choice in answer.choices.values():
+        if prompt and str(choice.content).startswith(prompt):
+            choice.echoed = len(prompt)
+
+
+def has_media(request: GenerateRequest) -> bool:
+    """Tell whether the prompt holds more than its token ids say."""
+    messages = as_objects(plain(request.fields.get("messages")))
+    parts = [part for message in messages for part in as_objects(message.get("content"))]
+    return any(as_text(part.get("type")) not in _TEXT_PARTS for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One cut choice, and all that the decision depends on."""
+
+    request: GenerateRequest
+    answer: Answer
+    index: int
+    abilities: Abilities
+    is_delivered: bool
+
+    @property
+    def choice(self) -> ChoiceAnswer:
+        return self.answer.choice(self.index)
+
+    @property
+    def is_at_limit(self) -> bool:
+        limit = output_limit(self.request)
+        return limit is not None and self.choice.tokens >= limit
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the ids of prompt and output are known, and say no more than the text."""
+        choice = self.choice
+        lags = bool(hidden_stops(self.request)) and not choice.is_flushed
+        return choice.has_all_ids and not lags and prompt_ids(self.request, self.answer) is not None
+
+    def from_start(self, why: str) -> Plan:
+        """Make the answer again, if the client has seen none of it or will see the same."""
+        if not self.is_delivered:
+            return again(self.request, self.index, Way.AGAIN)
+        if _is_repeatable(self.request):
+            return again(self.request, self.index, Way.REPLAY)
+        return GiveUp(why)
+
+    def completion(self) -> Plan:
+        if self.has_ids:
+            return self._by_ids()
+        prompt = prompt_text(self.request)
+        if prompt is not None:
+            return by_text(self.request, self.choice, self.index, prompt)
+        return self.from_start("the prompt is no text, and not all ids of the output are known")
+
+    def reasoning(self) -> Plan:
+        end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
+        if end_id is not None and self.has_ids and not has_media(self.request):
+            return by_thought(self.request, self.answer, self.index, end_id=end_id, room=room)
+        return self.from_start(
+            "it was cut inside sampled reasoning, and not all of its token ids are known"
+            if not self.has_ids
+            else "it was cut inside sampled reasoning, and ids alone cannot go on with it"
+        )
+
+    def content(self) -> Plan:
+        request, end_id = self.request, self.abilities.reasoning_end_id
+        if not self.is_delivered and (_may_call_tools(request) or self._is_misread):
+            return again(request, self.index, Way.AGAIN)
+        is_plain = not (_may_call_tools(request) or _has_grammar(request) or has_media(request))
+        # Without a limit of its own a completion would end where chat has no end.
+        has_end = output_limit(request) is not None or self.abilities.max_model_len is not None
+        if is_plain and has_end and self.has_ids:
+            return self._by_ids()
+        turn = by_turn(request, self.choice, self.index, end_id=end_id)
+        return turn or self.from_start("the last message is an open turn that is not plain text")
+
+    @property
+    def _is_misread(self) -> bool:
+        """Whether a whole reply has all of its text as reasoning though the reasoning has ended."""
+        choice, end_id = self.choice, self.abilities.reasoning_end_id
+        ids = choice.token_ids
+        return not choice.text and end_id is not None and end_id in ids and ids[-1] != end_id
+
+    def _by_ids(self) -> Resume:
+        return by_ids(
+            self.request,
+            self.answer,
+            self.index,
+            end_id=self.abilities.reasoning_end_id,
+            room=self.abilities.max_model_len,
+        )
+
+
+def _has_grammar(request: GenerateRequest) -> bool:
+    """Tell whether the output behind the reasoning follows a grammar."""
+    fields = request.fields
+    kind = plain(fields.get("response_format"))
+    if isinstance(kind, dict) and kind.get("type") != "text":
+        return True
+    if any(plain(fields.get(name)) for name in _GRAMMARS):
+        return True
+    choice = plain(fields.get("tool_choice"))
+    return choice == "required" or isinstance(choice, dict)
+
+
+def _may_call_tools(request: GenerateRequest) -> bool:
+    has_tools = bool(plain(request.fields.get("tools")))
+    return has_tools and plain(request.fields.get("tool_choice")) != "none"
+
+
+def _is_repeatable(request: GenerateRequest) -> bool:
+    """Tell whether the same request gives the same answer."""
+    temperature = plain(request.fields.get("temperature"))
+    is_greedy = isinstance(temperature, int | float) and temperature == 0
+    return is_greedy or as_whole(plain(request.fields.get("seed"))) is not None

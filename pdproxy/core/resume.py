@@ -1,0 +1,339 @@
+"""The request of a further round: the client's own, with the answer so far as part of its prompt.
+
+Rules: what the client asked for stays (sampling, stops, tools, unknown fields); only the form that
+carries the answer so far and the limits change. A round is a stream of one choice that tells its
+token ids and its usage. The client's messages are sent again byte for byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+import msgspec
+
+from pdproxy.core.answer import Answer, ChoiceAnswer
+from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.jsonfields import JsonFields, Raw, raw
+from pdproxy.core.plain import as_list, as_object, as_text, as_whole, plain
+
+_TRUE = Raw(b"true")
+_FALSE = Raw(b"false")
+
+# The completions API's own limit where none is given, or null (vLLM 0.32).
+_COMPLETIONS_LIMIT = 16
+# A round whose end of context is not known ends after so many tokens and is followed by another.
+_UNTOLD_LIMIT = 1024
+
+# A further round has one choice and does not repeat the prompt; the prompt's log-probabilities
+# came in the first round, and a stream may not ask for them.
+_FIRST_ROUND_ONLY = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
+
+# Fields of a chat request that a completions request does not know or reads otherwise.
+_CHAT_ONLY = frozenset(
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "chat_template_kwargs",
+        "continue_final_message",
+        "documents",
+        "function_call",
+        "functions",
+        "guided_choice",
+        "guided_grammar",
+        "guided_json",
+        "guided_regex",
+        "include_reasoning",
+        "logprobs",
+        "max_completion_tokens",
+        "media_io_kwargs",
+        "messages",
+        "mm_processor_kwargs",
+        "parallel_tool_calls",
+        "reasoning_effort",
+        "response_format",
+        "structured_outputs",
+        "tool_choice",
+        "tools",
+        "top_logprobs",
+        "truncate_prompt_tokens",
+    }
+)
+
+_split_list = msgspec.json.Decoder(list[Raw]).decode
+
+
+class Way(Enum):
+    """How the next round is asked for; `planner` says when."""
+
+    AGAIN = auto()
+    REPLAY = auto()
+    IDS = auto()
+    TEXT = auto()
+    THINK = auto()
+    TURN = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Go on with `request`, a stream of one choice.
+
+    Attributes:
+        kept_ids: how many ids of the answer the next round starts behind; the rest is made again.
+        stop_id: the token at which this round ends without ending the answer (THINK).
+        has_own_limit: the limit of tokens is not the client's: at it the answer goes on.
+    """
+
+    way: Way
+    request: GenerateRequest
+    kept_ids: int = 0
+    stop_id: int | None = None
+    has_own_limit: bool = False
+
+
+def asks_ids(request: GenerateRequest) -> bool:
+    """Tell whether the client asks for token ids itself."""
+    return request.fields.get("return_token_ids") == _TRUE
+
+
+def with_ids(request: GenerateRequest) -> GenerateRequest:
+    """Return the request of a first round, with token ids asked for if that changes nothing else.
+
+    An engine that is asked for ids does not repeat the prompt's text (vLLM 0.32, completions).
+    """
+    is_echo = request.api is Api.COMPLETIONS and plain(request.fields.get("echo")) is True
+    if asks_ids(request) or is_echo:
+        return request
+    return replace(request, fields={**request.fields, "return_token_ids": _TRUE})
+
+
+def output_limit(request: GenerateRequest) -> int | None:
+    """Return the client's limit of output tokens for one choice, None if there is none."""
+    if request.api is Api.CHAT:
+        limit = as_whole(plain(request.fields.get("max_completion_tokens")))
+        return as_whole(plain(request.fields.get("max_tokens"))) if limit is None else limit
+    limit = as_whole(plain(request.fields.get("max_tokens")))
+    return _COMPLETIONS_LIMIT if limit is None else limit
+
+
+def again(request: GenerateRequest, index: int, way: Way) -> Resume:
+    """Ask for the same answer from its start."""
+    return Resume(way, _next(request, request.fields, {}, index))
+
+
+def by_ids(
+    request: GenerateRequest, answer: Answer, index: int, *, end_id: int | None, room: int | None
+) -> Resume:
+    """Go on behind exact ids, on the completions API.
+
+    `end_id` is the token that ends reasoning, `room` how many tokens of prompt and output the
+    model takes; None if unknown.
+    """
+    ids = prompt_ids(request, answer)
+    assert ids is not None, "checked by the planner"
+    kept = answer.choice(index).resumable_ids(end_id)
+    prompt, count = _joined(ids, kept)
+    changes = {"prompt": prompt} | _limits(request, len(kept))
+    own_limit: int | None = None
+    fields: JsonFields = request.fields
+    if request.api is Api.CHAT:
+        changes |= _logprobs(fields)
+        fields = {name: value for name, value in fields.items() if name not in _CHAT_ONLY}
+        changes.pop("max_completion_tokens", None)
+        limit = output_limit(request)
+        if limit is None:
+            own_limit = _UNTOLD_LIMIT if room is None else max(1, room - count)
+        changes["max_tokens"] = raw(own_limit if limit is None else max(1, limit - len(kept)))
+    if end_id is not None and end_id in kept:
+        fields = _without(fields, "thinking_token_budget")
+    # The ids are those of the prompt as it was truncated.
+    fields = _without(fields, "truncate_prompt_tokens")
+    asked = _next(request, fields, changes, index)
+    asked = replace(asked, api=Api.COMPLETIONS, prompt_tokens=count, text_bytes=0)
+    has_own_limit = own_limit is not None and room is None
+    return Resume(Way.IDS, asked, kept_ids=len(kept), has_own_limit=has_own_limit)
+
+
+def by_thought(
+    request: GenerateRequest, answer: Answer, index: int, *, end_id: int, room: int | None
+) -> Resume:
+    """Go on behind exact ids up to the token that ends the reasoning.
+
+    The thinking budget is the engine's to keep: it counts from the token that opened the thinking.
+    """
+    resume = by_ids(request, answer, index, end_id=end_id, room=room)
+    given = as_list(plain(request.fields.get("stop_token_ids")))
+    # Until `min_tokens` an engine lets no stop token come, so reasoning could not end.
+    dropped = ("min_tokens", "include_stop_str_in_output")
+    fields = _without(resume.request.fields, *dropped)
+    fields = {**fields, "stop_token_ids": raw([*given, end_id])}
+    asked = replace(resume.request, fields=fields)
+    # A client that stops there itself has its end there.
+    stop_id = None if end_id in given else end_id
+    return replace(resume, way=Way.THINK, request=asked, stop_id=stop_id)
+
+
+def by_text(request: GenerateRequest, choice: ChoiceAnswer, index: int, prompt: str) -> Resume:
+    """Go on behind the text, on the completions API."""
+    changes = {"prompt": raw(prompt + choice.text)} | _limits(request, choice.tokens)
+    changes |= _truncation(request, choice.tokens)
+    asked = _next(request, request.fields, changes, index)
+    asked = replace(asked, text_bytes=len(bytes(changes["prompt"])), prompt_tokens=None)
+    return Resume(Way.TEXT, asked, kept_ids=max(choice.shown, choice.flushed))
+
+
+def by_turn(
+    request: GenerateRequest, choice: ChoiceAnswer, index: int, *, end_id: int | None
+) -> Resume | None:
+    """Go on in chat with an open assistant turn; None if the last message has no open end."""
+    messages = _with_turn(request, choice)
+    if messages is None:
+        return None
+    kept = max(len(choice.resumable_ids(end_id)), choice.flushed)
+    tokens = kept if choice.has_all_ids else choice.tokens
+    fields = request.fields
+    if choice.thoughts:
+        fields = _without(fields, "thinking_token_budget")
+    changes = {
+        "messages": messages,
+        "continue_final_message": _TRUE,
+        "add_generation_prompt": _FALSE,
+    }
+    changes |= _limits(request, tokens) | _truncation(request, tokens)
+    added = len(choice.text.encode("utf-8", "replace"))
+    asked = _next(request, fields, changes, index)
+    asked = replace(asked, text_bytes=request.text_bytes + added)
+    return Resume(Way.TURN, asked, kept_ids=kept)
+
+
+def prompt_ids(request: GenerateRequest, answer: Answer) -> Raw | None:
+    """Return the raw list of the prompt's ids, as the engine gave them or the client sent them."""
+    if request.fields.get("prompt_embeds") is not None:
+        return None
+    if answer.prompt_ids is not None:
+        return answer.prompt_ids
+    prompt = _single(request)
+    return prompt if prompt is not None and bytes(prompt).startswith(b"[") else None
+
+
+def prompt_text(request: GenerateRequest) -> str | None:
+    """Return the prompt of a completions request, None if it is no text."""
+    prompt = plain(_single(request))
+    return prompt if isinstance(prompt, str) else None
+
+
+def _single(request: GenerateRequest) -> Raw | None:
+    """Return a completions request's raw prompt, taken out of a list that holds it alone."""
+    prompt = request.fields.get("prompt")
+    if request.api is not Api.COMPLETIONS or prompt is None:
+        return None
+    if bytes(prompt).startswith(b"["):
+        items = _items(prompt)
+        if len(items) == 1 and bytes(items[0])[:1] in (b"[", b'"'):
+            return items[0]
+    return prompt
+
+
+def _items(value: Raw) -> list[Raw]:
+    """Return the raw items of a list."""
+    try:
+        return [item.copy() for item in _split_list(value)]
+    except msgspec.DecodeError:  # such as a lone surrogate in a text
+        return [raw(item) for item in as_list(plain(value))]
+
+
+def _joined(ids: Raw, kept: list[int]) -> tuple[Raw, int]:
+    """Return the raw list of the prompt's ids and the kept ones, and how many they are."""
+    items = bytes(ids).strip()[1:-1].strip()
+    count = items.count(b",") + 1 if items else 0
+    parts = [items] if items else []
+    parts += [b"%d" % each for each in kept]
+    return Raw(b"[" + b",".join(parts) + b"]"), count + len(kept)
+
+
+def _next(
+    request: GenerateRequest, fields: JsonFields, changes: Mapping[str, Raw], index: int
+) -> GenerateRequest:
+    """Return the request of a round: one choice, streamed, ids and usage asked for."""
+    kept = {name: value for name, value in fields.items() if name not in _FIRST_ROUND_ONLY}
+    options = as_object(plain(fields.get("stream_options")))
+    kept["stream"] = _TRUE
+    kept["stream_options"] = raw({**options, "include_usage": True})
+    kept["return_token_ids"] = _TRUE
+    seed = as_whole(plain(fields.get("seed")))
+    if seed is not None and index:
+        # Choice i of several is sampled with the seed + i (vLLM 0.32).
+        kept["seed"] = raw(seed + index % request.choices)
+    return replace(
+        request,
+        fields={**kept, **changes},
+        choices=1,
+        wants_stream=True,
+        prompts=(),
+        is_decode_only=False,
+    )
+
+
+def _limits(request: GenerateRequest, tokens: int) -> dict[str, Raw]:
+    """Return the token limits that are left after `tokens`; what was not given stays so."""
+    left: dict[str, Raw] = {}
+    for name in ("max_tokens", "max_completion_tokens"):
+        limit = as_whole(plain(request.fields.get(name)))
+        if limit is not None:
+            left[name] = raw(max(1, limit - tokens))
+    if request.api is Api.COMPLETIONS and "max_tokens" not in left:
+        left["max_tokens"] = raw(max(1, _COMPLETIONS_LIMIT - tokens))
+    least = as_whole(plain(request.fields.get("min_tokens")))
+    if least is not None:
+        left["min_tokens"] = raw(max(0, least - tokens))
+    return left
+
+
+def _truncation(request: GenerateRequest, tokens: int) -> dict[str, Raw]:
+    """Let a truncated prompt keep what it kept, and the answer so far behind it."""
+    size = as_whole(plain(request.fields.get("truncate_prompt_tokens")))
+    return {} if size is None or size < 1 else {"truncate_prompt_tokens": raw(size + tokens)}
+
+
+def _logprobs(fields: JsonFields) -> dict[str, Raw]:
+    """Return a chat request's wish for log-probabilities as a completions request has it."""
+    if plain(fields.get("logprobs")) is not True:
+        return {}
+    return {"logprobs": raw(as_whole(plain(fields.get("top_logprobs"))) or 0)}
+
+
+def _with_turn(request: GenerateRequest, choice: ChoiceAnswer) -> Raw | None:
+    """Return the raw messages with the answer so far as their open end.
+
+    The parsers keep the line ends around the end of reasoning and the templates write their own,
+    so neither part carries them. Content that is not there yet is "", which engines take; null
+    they refuse.
+    """
+    messages = _items(request.fields.get("messages", Raw(b"null")))
+    reasoning = choice.thoughts.strip()
+    if request.fields.get("continue_final_message") == _TRUE:
+        opened = None if reasoning or not messages else _extended(messages[-1], choice.text)
+        return None if opened is None else raw([*messages[:-1], opened])
+    turn: dict[str, object] = {"role": "assistant", "content": choice.text}
+    if reasoning:
+        turn["content"] = choice.text.lstrip("\n")
+        turn["reasoning"] = reasoning
+    return raw([*messages, turn])
+
+
+def _extended(message: Raw, text: str) -> Raw | None:
+    """Return a message that the client left open, with text added to its end."""
+    last = as_object(plain(message))
+    content = last.get("content")
+    if isinstance(content, str):
+        return raw({**last, "content": content + text})
+    parts = as_list(content)
+    end = as_object(parts[-1]) if parts else {}
+    if not isinstance(end.get("text"), str):
+        return None
+    return raw({**last, "content": [*parts[:-1], {**end, "text": as_text(end["text"]) + text}]})
+
+
+def _without(fields: JsonFields, *names: str) -> JsonFields:
+    return {name: value for name, value in fields.items() if name not in names}

@@ -1,0 +1,243 @@
+"""The seam: events of a later round, made into events of the answer that the client already has.
+
+Rules: the client sees one id, one role, one usage and one end; no text comes twice and none is
+lost; text stays in the field it belongs to. What may turn out not to belong to the answer (the
+start of a stop string, half a character) waits for what follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdproxy.core import sse
+from pdproxy.core.answer import Answer, ChoiceAnswer, Held
+from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.continuation import is_recomputed
+from pdproxy.core.jsonfields import decode, encode
+from pdproxy.core.keeper import note_choice, note_head
+from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
+from pdproxy.core.replay import Skip
+from pdproxy.core.resume import Resume, Way, asks_ids
+from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, put_in_front
+
+_OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
+_ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
+_TELLING = 64  # characters by which text is known again
+
+
+@dataclass(slots=True)
+class RoundEnd:
+    """How a round of one choice ended.
+
+    Attributes:
+        is_final: the choice has its finish reason.
+        is_stopped: a stop string that begins in an earlier round has ended the choice; what the
+            decoder still sends is not part of it.
+        is_at_marker: the reasoning has ended and the next round goes on behind it.
+        completion_tokens: of the round, as the engine counted; None if it did not say.
+    """
+
+    is_final: bool = False
+    is_stopped: bool = False
+    is_at_marker: bool = False
+    completion_tokens: int | None = None
+
+
+class Seam:
+    """Rewrites the events of one round of one choice.
+
+    Args:
+        request: the client's.
+        answer: the answer so far; it grows by what passes.
+        index: of the choice.
+        resume: how the round was asked for.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, answer: Answer, index: int, resume: Resume
+    ) -> None:
+        self.end = RoundEnd()
+        self._request = request
+        self._answer = answer
+        self._index = index
+        self._resume = resume
+        self._choice = answer.choice(index)
+        _settle(self._choice, resume)
+        self._offset = self._choice.next_offset
+        self._skip = Skip(self._choice) if resume.way is Way.REPLAY else None
+        self._withheld = Withheld(request, self._choice, resume)
+        self._may_repeat_prompt = resume.way in (Way.IDS, Way.THINK)
+
+    def rewrite(self, block: bytes) -> bytes:
+        """Return what the client gets of a block of the round.
+
+        Raises:
+            RecomputeUnsupported: the round does not repeat what the client has already.
+        """
+        return b"".join(self._event(event) for event in sse.split_block(block))
+
+    def _event(self, event: bytes) -> bytes:
+        chunk = plain(sse.data_of(event))
+        if not isinstance(chunk, dict) or self.end.is_stopped:  # [DONE] comes once, at the end
+            return b""
+        if chunk.get("error") is not None:
+            return event
+        counted = as_whole(as_object(chunk.get("usage")).get("completion_tokens"))
+        if counted is not None:
+            self.end.completion_tokens = counted
+        choices = as_objects(chunk.get("choices"))
+        if self._resume.way is Way.AGAIN:  # the same prompt, of which nothing may be known yet
+            note_head(self._answer, chunk, choices)
+        return self._choice_event(chunk, choices[0]) if choices else b""
+
+    def _choice_event(self, chunk: Object, choice: Object) -> bytes:
+        choice = self._translated(choice)
+        self._note_end(choice)
+        if self._skip is not None:
+            self._skip.apply(choice)
+        if not _says_anything(choice):
+            return b""
+        shows_text = has_text(choice)
+        if self._withheld.apply(choice):
+            self.end.is_final = self.end.is_stopped = True
+        is_shown = note_choice(self._choice, choice, has_text=shows_text)
+        chunk = {**chunk, **head(self._request, self._answer), "choices": [choice]}
+        for name in _ROUND_ONLY:
+            chunk.pop(name, None)
+        if chunk.get("usage") is not None:
+            chunk["usage"] = self._usage_now()
+        return self._delivered(chunk, choice, is_shown=is_shown)
+
+    def _delivered(self, chunk: Object, choice: Object, *, is_shown: bool) -> bytes:
+        """Return what the client gets now; an event that shows nothing waits for the next text."""
+        if not asks_ids(self._request) and "token_ids" in choice:
+            choice["token_ids"] = None
+        event = sse.encode_data(encode(chunk))
+        if is_shown or choice.get("finish_reason") is not None:
+            return b"".join((*self._choice.released(), event))
+        if choice.get("token_ids") or choice.get("logprobs") or chunk.get("usage"):
+            self._choice.wait(event)
+        return b""
+
+    def _translated(self, choice: Object) -> Object:
+        """Return a choice in the shape of the client's API."""
+        choice = {**choice, "index": self._index}
+        choice.pop("prompt_token_ids", None)
+        if "delta" in choice:
+            delta = as_object(choice["delta"])
+            choice["delta"] = {name: value for name, value in delta.items() if name != "role"}
+            return choice
+        text = as_text(choice.get("text"))
+        if text and self._may_repeat_prompt:
+            self._may_repeat_prompt = False
+            text = _without_prompt(text, self._choice, self._answer)
+        if self._request.api is Api.COMPLETIONS:
+            choice["text"] = text
+            choice["logprobs"] = _shifted(choice.get("logprobs"), self._offset)
+            return choice
+        name = "content" if self._resume.way is not Way.THINK else self._choice.reasoning_field
+        del choice["text"]
+        choice["delta"] = {name: text} if text else {}
+        choice["logprobs"] = _chat_logprobs(choice.get("logprobs"), self._request)
+        return choice
+
+    def _note_end(self, choice: Object) -> None:
+        """Note an end; that of the reasoning, or of a round only, is none for the client."""
+        reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
+        if reason is None:
+            return
+        resume = self._resume
+        self.end.is_at_marker = resume.stop_id is not None and stop == resume.stop_id
+        is_at_own_limit = resume.has_own_limit and reason == "length"
+        is_none = self.end.is_at_marker or is_at_own_limit
+        self.end.is_final = not (is_none or is_recomputed(choice, self._request.stops))
+        if not self.end.is_final:
+            choice["finish_reason"] = None
+            choice.pop("stop_reason", None)
+
+    def _usage_now(self) -> Object:
+        """Return the running usage of this choice for an event that carries one."""
+        prompt, tokens = self._answer.prompt_tokens, self._choice.tokens
+        total = prompt + tokens
+        return {"prompt_tokens": prompt, "total_tokens": total, "completion_tokens": tokens}
+
+
+def head(request: GenerateRequest, answer: Answer) -> Object:
+    """Return what all events of an answer have in common."""
+    kind = "chat.completion.chunk" if request.api is Api.CHAT else "text_completion"
+    return {name: decode(value) for name, value in answer.identity.items()} | {"object": kind}
+
+
+def ending(request: GenerateRequest, answer: Answer, index: int, finish_reason: str) -> bytes:
+    """Return the event that ends a choice of which nothing is left to generate, and note it."""
+    kept = answer.choice(index)
+    choice: Object = {"index": index}
+    choice["delta" if request.api is Api.CHAT else "text"] = {} if request.api is Api.CHAT else ""
+    put_in_front(kept.held, choice, kept.reasoning_field)
+    choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+    kept.token_ids = kept.token_ids[: max(kept.shown, kept.flushed)]
+    choice["token_ids"] = [] if asks_ids(request) else None
+    note_choice(kept, choice)
+    return sse.encode_data(encode({**head(request, answer), "choices": [choice]}))
+
+
+def _settle(choice: ChoiceAnswer, resume: Resume) -> None:
+    """Drop what the round makes again."""
+    kept = resume.kept_ids
+    if resume.way is Way.REPLAY:
+        kept = max(choice.shown, choice.flushed)
+    if resume.way in (Way.AGAIN, Way.REPLAY):
+        choice.held = Held()
+    del choice.token_ids[kept:]
+    choice.waiting = [(ids, event) for ids, event in choice.waiting if ids <= kept]
+    choice.shown = len(choice.token_ids)
+    choice.flushed = 0
+    choice.is_flushed = False
+
+
+def _says_anything(choice: Object) -> bool:
+    if choice.get("finish_reason") is not None or choice.get("token_ids") or choice.get("text"):
+        return True
+    delta = as_object(choice.get("delta"))
+    return any(delta.get(name) for name in _OUTPUT)
+
+
+def _without_prompt(text: str, choice: ChoiceAnswer, answer: Answer) -> str:
+    """Return the first text of a round by ids, without the text of those ids.
+
+    If the ids end inside a character, an engine may give the text of all of them with the
+    character's end (vLLM 0.32). Seen by the text so far in it, as late as all those ids need
+    room, and a character behind it that is no ASCII.
+    """
+    known = choice.text or choice.thoughts
+    tail = known[-_TELLING:]
+    begin, rest = text.rfind(tail), text[text.rfind(tail) + len(tail) :]
+    least = len(known) + bytes(answer.prompt_ids or b"").count(b",") // 2
+    is_repeated = tail and begin + len(tail) >= least and not rest.isascii()
+    return rest if is_repeated else text
+
+
+def _shifted(logprobs: object, offset: int) -> object:
+    """Let the text offsets of log-probabilities count from the start of the whole text."""
+    if not isinstance(logprobs, dict) or not offset:
+        return logprobs
+    places = as_list(logprobs.get("text_offset"))
+    return {**logprobs, "text_offset": [offset + (as_whole(each) or 0) for each in places]}
+
+
+def _chat_logprobs(logprobs: object, request: GenerateRequest) -> object:
+    """Return a completion's log-probabilities in the shape of chat."""
+    if not isinstance(logprobs, dict):
+        return None
+    count = as_whole(plain(request.fields.get("top_logprobs"))) or 0
+    names = ("tokens", "token_logprobs", "top_logprobs")
+    columns = [as_list(logprobs.get(name)) for name in names]
+    entries = []
+    for token, value, others in zip(*columns, strict=False):
+        top = [_entry(name, each) for name, each in as_object(others).items()]
+        entries.append({**_entry(as_text(token), value), "top_logprobs": top[:count]})
+    return {"content": entries}
+
+
+def _entry(token: str, value: object) -> Object:
+    return {"token": token, "logprob": value, "bytes": list(token.encode("utf-8", "replace"))}
