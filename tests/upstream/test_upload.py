@@ -10,6 +10,7 @@ import pytest
 from pdproxy import errors
 from pdproxy.upstream.client import EngineClient, Response, Timeouts
 from tests.fakes.waiting import until
+from tests.upstream.exchanges import RecordingSink
 from tests.upstream.raw_server import (
     EOF,
     PATIENT,
@@ -21,7 +22,6 @@ from tests.upstream.raw_server import (
     chunked,
     raw_server,
 )
-from tests.upstream.sinks import RecordingSink
 
 
 async def parts_of(*parts: bytes) -> AsyncIterator[bytes]:

@@ -1,10 +1,36 @@
-"""Body sinks for tests."""
+"""What most tests here do: post something, pipe a body, count open sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import os
 
 from pdproxy import errors
+from pdproxy.upstream.client import EngineClient, Response, Timeouts
+from tests.upstream.raw_server import PATIENT, RawServer
+
+
+async def post(
+    client: EngineClient,
+    server: RawServer,
+    timeouts: Timeouts = PATIENT,
+    *,
+    body: bytes | None = b"hi",
+    method: str = "POST",
+) -> Response:
+    return await client.send(server.endpoint, method, "/x", [], body, timeouts=timeouts)
+
+
+def open_sockets() -> int:
+    """Count them: of other files a loop opens some when it first needs them."""
+    gc.collect()
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the one of the listing itself
+            count += os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
+    return count
 
 
 class RecordingSink:
