@@ -1,12 +1,13 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdproxy.connectors.pull import PullConnector
 from pdproxy.core.api import ENGINE_ARGUMENTS, INTERNAL_FIELDS, Api, parse_generate
 from pdproxy.core.jsonfields import Raw, split_object
+from tests.properties import UNHURRIED
 
 PULL = PullConnector()
 ASK = {
@@ -32,6 +33,7 @@ JSON = st.recursive(
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8).filter(
     lambda key: key not in INTERNAL_FIELDS and key != ENGINE_ARGUMENTS
 )
+
 BODIES = st.dictionaries(KEYS | st.sampled_from(["n", "stop", "stream", "max_tokens"]), JSON)
 
 
@@ -87,7 +89,7 @@ def test_prefill_keeps_what_may_be_rendered_into_the_prompt(field):
     assert prefill(**field) == {**field, **FORCED}
 
 
-@settings(max_examples=150, deadline=None)
+@UNHURRIED
 @given(body=BODIES)
 def test_prefill_of_any_body_is_capped(body):
     made = json.loads(PULL.prefill_body(parse(body)))
@@ -98,7 +100,7 @@ def test_prefill_of_any_body_is_capped(body):
 
 
 @pytest.mark.case("C13", "C45")
-@settings(max_examples=150, deadline=None)
+@UNHURRIED
 @given(body=BODIES, handle=st.dictionaries(st.text(max_size=8), JSON, min_size=1))
 def test_decode_body_is_the_clients_body_and_the_handle(body, handle):
     reply = split_object(json.dumps({"kv_transfer_params": handle}).encode())
@@ -108,7 +110,7 @@ def test_decode_body_is_the_clients_body_and_the_handle(body, handle):
     assert json.loads(made) == {**body, "kv_transfer_params": handle}
 
 
-@settings(max_examples=100, deadline=None)
+@UNHURRIED
 @given(body=BODIES)
 def test_without_a_handle_the_decode_body_is_the_clients(body):
     assert json.loads(PULL.decode_body(parse(body), None)) == body

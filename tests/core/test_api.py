@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdproxy.core.api import (
@@ -15,6 +15,7 @@ from pdproxy.core.api import (
 )
 from pdproxy.core.jsonfields import Raw, join_object
 from pdproxy.errors import InvalidRequest
+from tests.properties import UNHURRIED
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -43,6 +44,7 @@ READ_FIELDS = (
 PARTS = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("type", "text", "image_url", "role", "content"), JSON)
 )
+
 BODIES = st.dictionaries(st.sampled_from(READ_FIELDS) | st.text(max_size=8), JSON, max_size=8)
 
 
@@ -61,7 +63,7 @@ def chat(**fields):
 # --- leniency: engines judge, not the proxy
 
 
-@settings(max_examples=200, deadline=None)
+@UNHURRIED
 @given(api=st.sampled_from(Api), body=BODIES)
 def test_any_object_is_read(api, body):
     try:
@@ -77,7 +79,7 @@ def test_any_object_is_read(api, body):
     assert json.loads(join_object(request.fields)).keys() <= json.loads(encoded).keys()
 
 
-@settings(max_examples=100, deadline=None)
+@UNHURRIED
 @given(parts=st.lists(PARTS | JSON, max_size=4))
 def test_any_content_parts_are_measured(parts):
     parts = [*parts, {"type": "image_url"}]

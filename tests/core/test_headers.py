@@ -12,6 +12,7 @@ from pdproxy.core.headers import (
     to_client,
     to_engine,
 )
+from tests.properties import UNHURRIED
 
 SET_BY_THE_PROXY = (
     "Accept-Encoding",
@@ -119,6 +120,7 @@ def test_unusable_client_id_is_replaced(given_id):
 
 
 @pytest.mark.case("C65")
+@UNHURRIED
 @given(st.none() | st.text(max_size=400))
 def test_engine_id_is_safe_and_unique_by_its_random_end(given_id):
     made = engine_request_id(given_id, "f" * 32)

@@ -12,6 +12,7 @@ from pdproxy.core.media import (
     image_size,
     measure_messages,
 )
+from tests.properties import UNHURRIED
 
 
 def png(width, height):
@@ -52,6 +53,7 @@ def test_size_is_read_from_the_head(data):
     assert image_size(data) == (640, 480)
 
 
+@UNHURRIED
 @given(st.binary(max_size=64), st.sampled_from([b"", png(1, 1)[:16], b"GIF89a", b"\xff\xd8\xff"]))
 def test_any_bytes_have_a_size_or_none(data, head):
     size = image_size(head + data)

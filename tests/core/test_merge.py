@@ -1,11 +1,12 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pdproxy.core import sse
 from pdproxy.core.merge import ReplyMerger, StreamMerger
+from tests.properties import UNHURRIED
 
 TEXTS = st.text(max_size=6)  # lone surrogates included: json.dumps escapes them
 
@@ -50,7 +51,7 @@ def stream_of(position, texts):
     return [event(chunk) for chunk in chunks] + [sse.DONE]
 
 
-@settings(max_examples=100, deadline=None)
+@UNHURRIED
 @given(answers(), st.randoms(use_true_random=False))
 def test_streams_in_any_interleaving_make_one(answer, rng):
     choices, prompts = answer
@@ -85,7 +86,7 @@ def test_streams_in_any_interleaving_make_one(answer, rng):
     assert chunks[-1]["choices"] == []
 
 
-@settings(max_examples=100, deadline=None)
+@UNHURRIED
 @given(answers(), st.randoms(use_true_random=False))
 def test_replies_in_any_order_make_one(answer, rng):
     choices, prompts = answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Headers
 from pdproxy.dispatch.rules import DispatchRules
 from pdproxy.upstream.client import EngineClient
-from pdproxy.upstream.limits import Timeouts
+from pdproxy.upstream.limits import ClientLimits, Timeouts
 from pdproxy.upstream.response import Response
 from tests.fakes import behaviours
 from tests.fakes.behaviours import Behaviour
@@ -104,6 +104,7 @@ class FakeObserver:
 
     attempts: list[tuple[Role, str, str]] = field(default_factory=list)
     retries: list[tuple[Role, str]] = field(default_factory=list)
+    rounds: list[tuple[str, str]] = field(default_factory=list)
     missing: int = 0
     abandoned: int = 0
 
@@ -116,6 +117,12 @@ class FakeObserver:
     def retried(self, role: Role, reason: str) -> None:
         self.retries.append((role, reason))
 
+    def recompute_ended(self, decoder: str, result: str) -> None:
+        self.rounds.append((decoder, result))
+
+    def recomputed_tokens(self, model: str, tokens: int) -> None:
+        assert tokens >= 0
+
     def handle_missing(self, instance: Instance) -> None:
         assert instance.role is Role.PREFILL
         self.missing += 1
@@ -126,15 +133,17 @@ class FakeObserver:
 
 
 class WatchedClient(EngineClient):
-    """Counts the response heads that have arrived."""
+    """Counts the response heads that have arrived, and tells of each."""
 
     heads = 0
+    on_head: Callable[[Endpoint, Response], object] = staticmethod(lambda *_: None)
 
     async def send(  # type: ignore[explicit-override]  # typing has it from 3.12
-        self, *args: Any, **more: Any
+        self, endpoint: Endpoint, *args: Any, **more: Any
     ) -> Response:
-        response = await super().send(*args, **more)
+        response = await super().send(endpoint, *args, **more)
         self.heads += 1
+        self.on_head(endpoint, response)
         return response
 
 
@@ -212,7 +221,7 @@ async def stage(
     p: Sequence[Behaviour | None] = (None,),
     d: Sequence[Behaviour | None] = (None,),
     *,
-    host: str = "127.0.0.1",
+    limits: ClientLimits | None = None,
     **rules: Any,
 ) -> AsyncIterator[Stage]:
     """Start an engine per behaviour, None for a healthy one; `rules` replace those of RULES."""
@@ -222,11 +231,11 @@ async def stage(
         engines: dict[Role, list[FakeEngine]] = {Role.PREFILL: [], Role.DECODE: []}
         for role, chosen in ((Role.PREFILL, p), (Role.DECODE, d)):
             for behaviour in chosen:
-                fake = FakeEngine(KINDS[role], behaviour, host=host)
+                fake = FakeEngine(KINDS[role], behaviour)
                 engine = await stack.enter_async_context(fake)
                 fleet.add(role, Endpoint.parse(engine.address), state=State.ACTIVE)
                 engines[role].append(engine)
-        client = WatchedClient()
+        client = WatchedClient(limits)
         stack.push_async_callback(client.close)
         tools = Tools(
             client=client,
