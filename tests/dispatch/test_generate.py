@@ -130,11 +130,11 @@ async def test_without_a_handle_the_decoder_computes_the_prompt(body):
 
 @pytest.mark.case("C48")
 async def test_each_leg_is_charged_while_it_runs_and_no_longer():
-    gate = asyncio.Event()
+    gates = {"prefill": asyncio.Event(), "decode": asyncio.Event()}
     seen: list[tuple[Load, Load]] = []
 
     async def gated(request: EngineRequest, answer: Answer) -> None:
-        await gate.wait()
+        await gates[request.engine.role].wait()
         await behaviours.default_for(request.engine.role)(request, answer)
 
     async with stage(p=[gated], d=[gated]) as play:
@@ -143,10 +143,7 @@ async def test_each_leg_is_charged_while_it_runs_and_no_longer():
         for engine in (play.p[0], play.d[0]):
             await engine.wait_for_calls(1)
             seen.append((play.fleet.load(p), play.fleet.load(d)))
-            gate.set()
-            gate = asyncio.Event()
-        gate.set()
-        # The decoder waits on the second gate, which its call found unset.
+            gates[engine.role].set()
         await asyncio.wait_for(running, 10)
         play.assert_idle()
 

@@ -225,7 +225,6 @@ async def test_nothing_is_released_before_the_decoder_generates():
         pytest.param(event_bytes({"choices": [{"index": 0, "text": "x"}]}), id="text"),
         pytest.param(event_bytes({"choices": [{"index": 0, "delta": {}}]}), id="empty-delta"),
         pytest.param(END, id="finish"),
-        pytest.param(usage(), id="usage"),
         pytest.param(
             event_bytes({"choices": [{"index": 0, "delta": {"reasoning": "hm"}}]}), id="reasoning"
         ),
