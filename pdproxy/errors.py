@@ -210,6 +210,10 @@ class RecomputeUnsupported(PDProxyError):
     code = "kv_cache_exhausted"
 
 
+class Recomputed(RecomputeUnsupported):
+    """A decoder gave the answer back; another round may go on with it."""
+
+
 # --- the operator's fault
 
 

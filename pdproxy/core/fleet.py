@@ -17,11 +17,25 @@ from pdproxy.core.load import Cost, Load, LoadBoard
 from pdproxy.core.policy import Candidate, Policy
 from pdproxy.errors import NoInstance
 
+# Of what a decoder held when it ran out; a little less is what it can hold.
+LEARNED_SHARE = 0.9
+# For how long that is believed: what else it held, such as prefix caches, has changed since.
+LESSON_S = 300.0
+
 
 class _Member:
     """What the fleet keeps of one instance."""
 
-    __slots__ = ("capacity_tokens", "health", "instance", "leases", "since_s", "slot", "state")
+    __slots__ = (
+        "capacity_tokens",
+        "health",
+        "instance",
+        "learned_s",
+        "leases",
+        "since_s",
+        "slot",
+        "state",
+    )
 
     def __init__(self, instance: Instance, state: State, health: Health, since_s: float) -> None:
         self.instance = instance
@@ -31,6 +45,7 @@ class _Member:
         self.since_s = since_s
         self.leases = 0  # live ones; a slot may only be given back at zero
         self.capacity_tokens: int | None = None
+        self.learned_s: float | None = None  # when that was learned from its running out
 
 
 class Fleet:
@@ -203,6 +218,21 @@ class Fleet:
         member = self._members.get(instance)
         if member is not None:
             member.capacity_tokens = tokens
+
+    def note_exhausted(self, instance: Instance) -> None:
+        """Learn from a decoder that ran out of KV cache: it holds less than it was given."""
+        held = self.load(instance).kv_tokens
+        member = self._members.get(instance)
+        if member is not None and held:
+            member.capacity_tokens = int(held * LEARNED_SHARE)
+            member.learned_s = self._clock()
+
+    def forget_old_lessons(self) -> None:
+        """Take back what was learned from decoders that have long not run out again."""
+        latest_s = self._clock() - LESSON_S
+        for member in self._members.values():
+            if member.learned_s is not None and member.learned_s < latest_s:
+                member.capacity_tokens = member.learned_s = None
 
     # --- within this module
 

@@ -14,6 +14,7 @@ from pdproxy.core.merge import ReplyMerger, StreamMerger
 from pdproxy.dispatch.generate import Exchange
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Downstream, Headers
+from pdproxy.dispatch.rounds import Rounds
 from pdproxy.errors import PDProxyError
 
 
@@ -27,9 +28,18 @@ async def answer(
             client has seen.
     """
     if not request.prompts or request.is_decode_only:
-        await Exchange(tools, request, call, downstream).run()
+        await _one_prompt(tools, request, call, downstream)
         return
     await _Batch(tools, request, call, downstream).run()
+
+
+async def _one_prompt(
+    tools: Tools, request: GenerateRequest, call: Call, downstream: Downstream
+) -> None:
+    if tools.rules.recompute:
+        await Rounds(tools, request, call, downstream).run()
+    else:
+        await Exchange(tools, request, call, downstream).run()
 
 
 class _Batch:
@@ -57,7 +67,7 @@ class _Batch:
     async def _one(self, position: int, single: GenerateRequest) -> None:
         part = _Part(self._joint, position)
         await self._gate.acquire()
-        await Exchange(self._tools, single, self._call, part).run()
+        await _one_prompt(self._tools, single, self._call, part)
         # Not after a failure: it would let one more prompt start before the group is ended.
         self._gate.release()
 

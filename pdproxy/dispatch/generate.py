@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
 from pdproxy.core.fleet import Lease
-from pdproxy.core.instance import Role
-from pdproxy.core.jsonfields import join_object, split_object
+from pdproxy.core.instance import Instance, Role
+from pdproxy.core.jsonfields import JsonFields, join_object, split_object
+from pdproxy.core.keeper import Keeper
 from pdproxy.core.retry import Verdict, delay_s, judge
 from pdproxy.dispatch.account import Outcome
 from pdproxy.dispatch.attempts import Attempts
@@ -28,13 +31,13 @@ from pdproxy.dispatch.legs import (
     prefill_cost,
     without_prefill,
 )
-from pdproxy.dispatch.ports import Downstream
+from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.dispatch.relay import StreamFacts, StreamRelay, engine_error
 from pdproxy.errors import (
     EngineAnswered,
     NoInstance,
     PDProxyError,
-    RecomputeUnsupported,
+    Recomputed,
     UpstreamProtocol,
     UpstreamTimeout,
 )
@@ -49,17 +52,58 @@ _ELSEWHERE_ONLY = frozenset({Verdict.ONLY_ELSEWHERE, Verdict.FRESH_PREFILL_ONLY_
 _FRESH = frozenset({Verdict.FRESH_PREFILL, Verdict.FRESH_PREFILL_ONLY_ELSEWHERE})
 
 
+@dataclass(frozen=True, slots=True)
+class CutReply:
+    """A whole reply in which the choices of `indexes` were given back."""
+
+    headers: Headers
+    fields: JsonFields
+    indexes: frozenset[int]
+
+
+@dataclass(slots=True)
+class Round:
+    """What an exchange is told by the rounds around it, and what it tells them.
+
+    Attributes:
+        keeper: notes the answer as it passes; None if it is not to be continued.
+        avoid: decoders to leave out while there are others.
+        prompt_tokens, cached_tokens: as the prefiller of this round counted.
+        exhausted: the decoder that ran out of KV cache, None if none did.
+        cut: the whole reply that it gave back.
+    """
+
+    keeper: Keeper | None = None
+    avoid: Sequence[Instance] = ()
+    prompt_tokens: int = 0
+    cached_tokens: int | None = None
+    exhausted: Instance | None = None
+    cut: CutReply | None = None
+
+    def note(self, handoff: Handoff) -> None:
+        """Keep what the prefill counted."""
+        self.prompt_tokens = handoff.prompt_tokens
+        self.cached_tokens = handoff.cached_tokens
+
+
 class Exchange:
     """One request for one prompt: its attempts, its hand-off, its answer."""
 
     def __init__(
-        self, tools: Tools, request: GenerateRequest, call: Call, downstream: Downstream
+        self,
+        tools: Tools,
+        request: GenerateRequest,
+        call: Call,
+        downstream: Downstream,
+        round_: Round | None = None,
     ) -> None:
         self._tools = tools
         self._request = request
         self._call = call
         self._downstream = downstream
+        self._round = round_ or Round()
         self._attempts = Attempts()
+        self._attempts.failed[Role.DECODE].extend(self._round.avoid)
 
     async def run(self) -> None:
         """Answer the request.
@@ -117,6 +161,9 @@ class Exchange:
             try:
                 await self._answer(lease, handoff)
             except PDProxyError as error:
+                if isinstance(error, Recomputed):
+                    self._round.exhausted = lease.instance
+                    tools.fleet.note_exhausted(lease.instance)
                 if self._downstream.is_committed:
                     raise
                 failure = error
@@ -133,6 +180,7 @@ class Exchange:
                 handoff.release()
                 await self._respond(response, handoff)
                 return
+            self._round.note(handoff)
             relay = self._relay_for(response, handoff)
             await self._open(relay, started)
             self._call.account.timeline.mark_first_event(tools.clock())
@@ -156,6 +204,7 @@ class Exchange:
             stops=request.stops,
             max_event_bytes=tools.rules.max_event_bytes,
             on_content=lambda: timeline.mark_first_content(clock()),
+            keeper=self._round.keeper,
         )
         response.pipe(relay)
         return relay
@@ -195,15 +244,18 @@ class Exchange:
             text = "the decoder's answer is not JSON"
             raise UpstreamProtocol(text, detail=str(error)) from None
         facts = read_body(fields, user_stops=self._request.stops)
+        self._round.note(handoff)
         if facts.recomputed:
-            text = "the decoder ran out of KV cache before the answer ended"
-            raise RecomputeUnsupported(text)
+            self._round.cut = CutReply(response.headers, fields, facts.recomputed)
+            raise Recomputed("the decoder ran out of KV cache before the answer ended")
         self._call.account.timeline.mark_first_content(self._tools.clock())
         self._settle(facts, handoff)
         kept = strip_internal(fields)
         body = body if kept is fields else join_object(kept)
         if handoff.cached_tokens is not None:
             body = with_cached_tokens(body, handoff.cached_tokens)
+        if self._round.keeper is not None:
+            body = self._round.keeper.hide(body)
         await self._downstream.respond(response.status, response.headers, body)
 
     async def _before_retry(self, role: Role, error: PDProxyError) -> Verdict:

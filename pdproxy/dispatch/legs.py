@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pdproxy.connectors.base import Connector
 from pdproxy.core.api import GenerateRequest
@@ -16,6 +16,7 @@ from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import Raw, split_object
 from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
 from pdproxy.core.retry import is_instance_fault
+from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
@@ -40,6 +41,7 @@ class Tools:
     observer: Observer
     clock: Callable[[], float]
     rng: random.Random
+    abilities: AbilityBook = field(default_factory=AbilityBook)
 
 
 @dataclass(slots=True)

@@ -60,6 +60,14 @@ class Observer(Protocol):
         """A leg is tried again."""
         ...
 
+    def recompute_ended(self, decoder: str, result: str) -> None:
+        """A further round of an answer ended: "resumed", "failed" or "limit"."""
+        ...
+
+    def recomputed_tokens(self, model: str, tokens: int) -> None:
+        """A further round computed so many prompt tokens again."""
+        ...
+
     def handle_missing(self, instance: Instance) -> None:
         """A prefiller answered without a KV handle, so the decoder computes the prompt."""
         ...

@@ -22,11 +22,12 @@ from pdproxy.core.chunks import (
     without_recomputed,
 )
 from pdproxy.core.jsonfields import Raw, decode, join_object
+from pdproxy.core.keeper import Keeper
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.errors import (
     EngineAnswered,
     PDProxyError,
-    RecomputeUnsupported,
+    Recomputed,
     UpstreamError,
     UpstreamLost,
     UpstreamProtocol,
@@ -55,7 +56,7 @@ class StreamRelay:
     First await `opening()`, then call `attach()`, then await `finished()`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it relays, for whom, and by which rules
         self,
         response: Response,
         *,
@@ -64,11 +65,13 @@ class StreamRelay:
         stops: frozenset[str],
         max_event_bytes: int,
         on_content: Callable[[], None],
+        keeper: Keeper | None = None,
     ) -> None:
         """Make a relay for a stream of `choices` answers.
 
         `cached_tokens` is the prefiller's figure, which replaces the decoder's; None leaves it.
         `on_content` is called once, when the first content event is being written.
+        `keeper` notes the answer, so that it can be continued.
         """
         self.facts = StreamFacts()
         self._response = response
@@ -76,6 +79,7 @@ class StreamRelay:
         self._cached_tokens = cached_tokens
         self._stops = stops
         self._on_content = on_content
+        self._keeper = keeper
         self._max_event_bytes = max_event_bytes
         self._splitter = sse.EventSplitter(max_event_bytes=max_event_bytes)
         self._downstream: Downstream | None = None
@@ -158,7 +162,12 @@ class StreamRelay:
 
     def _take(self, block: bytes) -> None:
         downstream = self._downstream
-        if downstream is None or not self._has_content or not is_plain(block):
+        if downstream is None or not self._has_content:
+            block = self._inspect(block)
+        elif self._keeper is not None:
+            kept = self._keeper.take(block)
+            block = self._inspect(block) if kept is None else kept
+        elif not is_plain(block):
             block = self._inspect(block)
         if downstream is None:
             self._hold(block)
@@ -178,20 +187,30 @@ class StreamRelay:
         if seen.is_done:
             facts.is_done = True
             return event if self._verdict() is None else b""
+        self._note_facts(seen)
+        event = self._edited(event, seen)
+        self._note_start(seen, event)
+        return event if self._keeper is None or not event else self._keeper.note(event)
+
+    def _note_facts(self, seen: ChunkFacts) -> None:
+        facts = self.facts
         facts.finished.update(seen.finished)
-        if seen.recomputed:
-            facts.recomputed.update(seen.recomputed)
-            event = without_recomputed(event, seen.recomputed)
+        facts.recomputed.update(seen.recomputed)
         if seen.usage is not None:
             facts.usage = seen.usage
-            if self._cached_tokens is not None:
-                event = with_cached_tokens(event, self._cached_tokens)
         if seen.error is not None:
             facts.error = seen.error
-        if seen.has_internal:
-            event = without_internal(event)
-        self._note_start(seen, event)
-        return event
+
+    def _edited(self, event: bytes, seen: ChunkFacts) -> bytes:
+        """Return the event less what the client must not see, with the true figures."""
+        if seen.recomputed:
+            event = without_recomputed(event, seen.recomputed)
+        if seen.usage is not None:
+            if self.facts.recomputed and not seen.indexes:
+                return b""  # an answer of several rounds has one usage, at its end
+            if self._cached_tokens is not None:
+                event = with_cached_tokens(event, self._cached_tokens)
+        return without_internal(event) if seen.has_internal else event
 
     def _note_start(self, seen: ChunkFacts, event: bytes) -> None:
         if seen.has_content and not self._has_content:
@@ -230,7 +249,7 @@ class StreamRelay:
         if facts.error is not None:
             return None
         if facts.recomputed:
-            return RecomputeUnsupported("the decoder ran out of KV cache before the answer ended")
+            return Recomputed("the decoder ran out of KV cache before the answer ended")
         if len(facts.finished) < self._choices:
             return UpstreamLost("the decoder ended its stream before the answer was complete")
         return None
@@ -251,8 +270,10 @@ def _shows_generation(seen: ChunkFacts, event: bytes) -> bool:
     A role alone does not show it: an engine sends one before it finds that the KV cache cannot
     be loaded (vLLM 0.32, seen on engines).
     """
-    if seen.has_content or seen.finished or seen.recomputed or seen.usage is not None:
+    if seen.has_content or seen.finished:
         return True
+    if seen.recomputed:
+        return False
     return bool(seen.indexes) and b'"role"' not in event
 
 

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from pdproxy.upstream.limits import Timeouts
+
+
+class TokenIds(StrEnum):
+    """When engines are asked for token ids, which cost them and the wire."""
+
+    AUTO = "auto"  # once one has given an answer of the model back, and for token-id prompts
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +31,10 @@ class DispatchRules:
         max_event_bytes: largest single event of a stream.
         max_answer_bytes: largest answer that is no stream.
         max_parallel_prompts: prompts of one list that are worked on at once.
+        recompute: continue what a decoder gave back; else it ends with an error.
+        token_ids: when the engines are asked for token ids.
+        continue_lost: continue an answer whose decoder was lost in the middle, too.
+        max_rounds: prefill and decode of one prompt, the first included.
     """
 
     max_attempts: int
@@ -34,3 +47,7 @@ class DispatchRules:
     max_event_bytes: int
     max_answer_bytes: int
     max_parallel_prompts: int
+    recompute: bool = False
+    token_ids: TokenIds = TokenIds.AUTO
+    continue_lost: bool = False
+    max_rounds: int = 1

@@ -90,7 +90,7 @@ class Bounds(BaseSettings):
     max_header_bytes: types.Size = _limit(
         64 << 10,
         "BYTES",
-        "largest request or status line and headers together; cookies and traces add up",
+        "largest request line, and largest single header, of a client; cookies and traces add up",
     )
     max_event_bytes: types.Size = _limit(
         64 << 20,

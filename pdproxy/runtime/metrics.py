@@ -46,6 +46,8 @@ TPOT_BUCKETS = (
     10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
 
+ROUND_BUCKETS = (1, 2, 3, 4, 5, 8, 12, 16, 32)
+
 ENDPOINTS = (*(api.value for api in Api), "/v1/models", "passthrough")
 STREAM_LABELS = {True: "true", False: "false"}
 
@@ -88,6 +90,8 @@ class Metrics:
         self._duration.labels(endpoint, model, stream).observe(timeline.total_s or 0.0)
         if timeline.ttft_s is not None:
             self._ttft.labels(endpoint, model).observe(timeline.ttft_s)
+        if account.rounds > 1:
+            self._rounds.observe(account.rounds - 1)
         self._observe_stages(account, model)
         self._count_tokens(account, model)
 
@@ -118,6 +122,14 @@ class Metrics:
     def retried(self, role: Role, reason: str) -> None:
         """Count a leg that is tried again."""
         self._retries.labels(role, reason).inc()
+
+    def recompute_ended(self, decoder: str, result: str) -> None:
+        """Count a further round of an answer."""
+        self._recomputes.labels(decoder, result).inc()
+
+    def recomputed_tokens(self, model: str, tokens: int) -> None:
+        """Count prompt tokens that a further round computed again."""
+        self._recomputed_tokens.labels(model if model in self._models else OTHER_MODEL).inc(tokens)
 
     def handle_missing(self, instance: Instance) -> None:
         """Count a prefill that gave no KV handle."""
@@ -223,7 +235,26 @@ class Metrics:
             ["instance"],
             registry=registry,
         )
+        self._recomputes = Counter(
+            "pdproxy_recomputes",
+            "Further rounds of answers that a decoder gave back or lost.",
+            ["instance", "result"],
+            registry=registry,
+        )
+        self._recomputed_tokens = Counter(
+            "pdproxy_recomputed_tokens",
+            "Prompt tokens that further rounds computed again.",
+            ["model"],
+            registry=registry,
+        )
+        self._rounds = Histogram(
+            "pdproxy_recompute_attempts",
+            "Further rounds per request that had any.",
+            buckets=ROUND_BUCKETS,
+            registry=registry,
+        )
         self._by_instance = (
+            self._recomputes,
             self._attempts,
             self._attempt_errors,
             self._handles_missing,

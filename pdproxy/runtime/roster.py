@@ -136,6 +136,7 @@ class FleetRoster:
             await asyncio.sleep(self._rules.probe_interval_s * spread)
             try:
                 await self._probe_waiting()
+                self._fleet.forget_old_lessons()
             except Exception:
                 # A watch that dies would leave ejected instances out for ever.
                 logger.exception("a round of probes failed by a bug; the next one goes on")

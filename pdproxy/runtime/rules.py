@@ -7,7 +7,7 @@ import ssl
 
 from pydantic import SecretStr
 
-from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.dispatch.rules import DispatchRules, TokenIds
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.roster import RosterRules
 from pdproxy.runtime.settings import Settings
@@ -30,6 +30,10 @@ def dispatch_rules(settings: Settings) -> DispatchRules:
         max_event_bytes=settings.max_event_bytes,
         max_answer_bytes=settings.max_answer_bytes,
         max_parallel_prompts=settings.max_parallel_prompts,
+        recompute=settings.recompute,
+        token_ids=TokenIds(settings.token_ids),
+        continue_lost=settings.continue_lost,
+        max_rounds=settings.max_rounds,
     )
 
 

@@ -20,6 +20,7 @@ from pdproxy.core.policy import POLICIES
 from pdproxy.runtime.instances_arg import engine_at, expand
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+TOKEN_IDS = ("auto", "always", "never")
 LOG_FORMATS = ("text", "json")
 MAX_PORT = 65_535
 
@@ -147,6 +148,11 @@ def read_log_format(value: object) -> str:
     return _one_of(value, LOG_FORMATS)
 
 
+def read_token_ids(value: object) -> str:
+    """Read when token ids are asked for, in any case."""
+    return _one_of(value, TOKEN_IDS)
+
+
 def read_policy(value: object) -> str:
     """Read the name of a routing policy; dashes do as well as underscores."""
     return _one_of(value, tuple(POLICIES))
@@ -230,6 +236,7 @@ PositiveDuration = Annotated[float, BeforeValidator(read_positive_duration)]
 Size = Annotated[int, BeforeValidator(read_size)]
 Switch = Annotated[bool, BeforeValidator(read_switch)]
 LogLevel = Annotated[str, BeforeValidator(read_log_level)]
+TokenIds = Annotated[str, BeforeValidator(read_token_ids)]
 LogFormat = Annotated[str, BeforeValidator(read_log_format)]
 PolicyName = Annotated[str, BeforeValidator(read_policy)]
 Host = Annotated[str, BeforeValidator(read_host)]

@@ -134,6 +134,35 @@ class Settings(Access, Bounds):
         "age at which a prefiller's KV handle is no longer used; has to be below the "
         "time after which the engines give up its KV cache (30 s in vLLM)",
     )
+    recompute: types.Switch = _routing(
+        True,
+        "on|off",
+        "continue an answer that a decoder gives back for lack of KV cache",
+    )
+    token_ids: types.TokenIds = _routing(
+        "auto",
+        "WHEN",
+        "when engines are asked for token ids, which make a continuation exact and which clients "
+        "do not see: always, never, or auto: once a decoder has given an answer back, and for "
+        "prompts of token ids",
+    )
+    continue_lost: types.Switch = _routing(
+        True,
+        "on|off",
+        "continue a stream whose decoder was lost in the middle, in the same way",
+    )
+    max_rounds: types.Count = _routing(
+        12,
+        "N",
+        "prefill and decode rounds of one prompt, the first included; beyond them the answer ends "
+        "with an error",
+    )
+    reasoning_end_id: types.Whole | None = _routing(
+        None,
+        "ID",
+        "token that ends the reasoning of the model; asked of an engine's /tokenize if not given",
+        "128799",
+    )
     models_cache: types.Duration = _routing(
         5.0,
         "SECONDS",

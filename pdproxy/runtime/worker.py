@@ -7,6 +7,7 @@ import logging
 import random
 import signal
 import socket
+import ssl
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,8 +24,10 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role
 from pdproxy.core.load import LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
+from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
+from pdproxy.errors import ConfigError
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.logs import log_access, setup_logging
 from pdproxy.runtime.metrics import Metrics
@@ -48,6 +51,8 @@ logger = logging.getLogger(__name__)
 # For how long the listener waits for engines that are up already, so that the first request
 # finds them; those that are not up join later.
 FIRST_PROBES_S = 1.0
+# For the answer to the proxy's own question at start; a loaded machine is slow to start.
+SELF_CHECK_S = 10.0
 _REPORTED = ("aiohttp", "uvloop", "httptools", "msgspec", "orjson", "pydantic-settings")
 
 
@@ -55,6 +60,7 @@ _REPORTED = ("aiohttp", "uvloop", "httptools", "msgspec", "orjson", "pydantic-se
 class Worker:
     """A serving proxy: what its owner may ask of it."""
 
+    host: str
     port: int
     fleet: Fleet
     metrics: Metrics
@@ -127,6 +133,7 @@ async def serving(
         observer=metrics,
         clock=clock,
         rng=ids,
+        abilities=AbilityBook(settings.reasoning_end_id),
     )
 
     def forget(instance: Instance) -> None:
@@ -146,8 +153,8 @@ async def serving(
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)
             async with _listening(settings, context, sockets):
-                port = sockets[0].getsockname()[1]
-                yield Worker(port=port, fleet=fleet, metrics=metrics, stop=stop)
+                host, port = sockets[0].getsockname()[:2]
+                yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, stop=stop)
         finally:
             await roster.stop()
             await client.close()
@@ -200,11 +207,29 @@ async def serve_until_signal(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.stop.set)
         _report_start(settings, worker)
+        await _check_self(settings, worker)
         if announce is not None:
             announce(worker)
         await worker.stop.wait()
         logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
     logger.info("stopped")
+
+
+async def _check_self(settings: Settings, worker: Worker) -> None:
+    """Ask the proxy for its own health, over its own socket.
+
+    Raises:
+        ConfigError: it does not answer; an installed library may be of a version that breaks it.
+    """
+    tls = None
+    if settings.ssl_certfile is not None:
+        tls = ssl.create_default_context()
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    endpoint = Endpoint.of(worker.host, worker.port, tls=tls is not None)
+    async with Prober(SELF_CHECK_S, tls) as prober:
+        if not await prober.is_serving(endpoint):
+            text = f"the proxy does not answer its own /health at {endpoint} as it should"
+            raise ConfigError([f"{text}; compare the versions in the log with those it supports"])
 
 
 def _report_start(settings: Settings, worker: Worker) -> None:

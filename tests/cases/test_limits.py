@@ -311,7 +311,7 @@ async def test_decoder_that_falls_silent_mid_stream_ends_it_with_an_error() -> N
 
     falls_silent = behaviours.stream([event_bytes(start)], then="hang")
 
-    async with scene([None], [falls_silent], *SHORT) as stage:
+    async with scene([None], [falls_silent], *SHORT, "--continue-lost", "off") as stage:
         reply = await stage.post(CHAT, chat(stream=True))
         await stage.assert_quiescent()
 

@@ -34,6 +34,9 @@ def chunk(text: str | None = None, **choice: Any) -> dict[str, Any]:
 
 ROLE = chunk(delta={"role": "assistant", "content": ""})
 STOP = chunk(finish_reason="stop", stop_reason=None)
+# What is detected shows by its error where it is not continued.
+NOT_CONTINUED = ("--recompute", "off")
+
 RECOMPUTED = chunk(finish_reason="stop", stop_reason="recomputed")
 USAGE = {
     "id": "chatcmpl-1",
@@ -113,7 +116,7 @@ async def test_recompute_is_noticed_wherever_the_stream_is_cut() -> None:
     size = len(joined(GIVEN_BACK))
     bodies = [chat(stream=True, user="given back", seed=at) for at in range(size)]
 
-    async with scene(d=[cut_at]) as stage:
+    async with scene((None,), [cut_at], *NOT_CONTINUED) as stage:
         replies = await post_all(stage, bodies)
         await stage.assert_quiescent()
 
@@ -134,7 +137,7 @@ async def test_every_write_to_the_client_holds_whole_events() -> None:
 
 @pytest.mark.case("C15")
 async def test_recomputed_answer_that_is_no_stream_is_an_error() -> None:
-    async with scene(d=[behaviours.recompute(3)]) as stage:
+    async with scene((None,), [behaviours.recompute(3)], *NOT_CONTINUED) as stage:
         reply = await stage.post(CHAT, chat(max_tokens=9))
         await stage.assert_quiescent()
 
@@ -175,7 +178,7 @@ async def single_bytes(request: EngineRequest, answer: Answer) -> None:
 
 @pytest.mark.case("C16")
 async def test_characters_split_between_reads_arrive_whole() -> None:
-    async with scene(d=[single_bytes]) as stage:
+    async with scene((None,), [single_bytes], *NOT_CONTINUED) as stage:
         good = await stage.post(CHAT, chat(stream=True))
         given_back = await stage.post(CHAT, chat(stream=True, user="given back"))
         await stage.assert_quiescent()
@@ -197,7 +200,7 @@ async def test_space_after_data_is_optional(gap: bytes) -> None:
     def spaced(events: list[dict[str, Any]]) -> list[bytes]:
         return [e.replace(b"data: ", b"data:" + gap) for e in behaviours.stream_bytes(events)]
 
-    async with scene(d=[behaviours.stream(spaced(GOOD))]) as stage:
+    async with scene((None,), [behaviours.stream(spaced(GOOD))], *NOT_CONTINUED) as stage:
         stage.p1.cached_tokens = 5
         good = await stage.post(CHAT, chat(stream=True))
         stage.d1.behaviour = behaviours.stream(spaced(GIVEN_BACK))
@@ -249,7 +252,7 @@ def with_comments(events: list[dict[str, Any]]) -> list[bytes | float]:
 
 @pytest.mark.case("C19")
 async def test_comments_never_become_data() -> None:
-    async with scene(d=[behaviours.stream(with_comments(GOOD))]) as stage:
+    async with scene((None,), [behaviours.stream(with_comments(GOOD))], *NOT_CONTINUED) as stage:
         good = await stage.post(CHAT, chat(stream=True))
         stage.d1.behaviour = behaviours.stream(with_comments(GIVEN_BACK))
         given_back = await stage.post(CHAT, chat(stream=True))

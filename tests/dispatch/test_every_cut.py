@@ -20,8 +20,8 @@ from tests.fakes.client import Reply, assert_ends_in_error, assert_whole_stream
 Leaving = Literal["close", "reset"]
 
 AT_ONCE = 32  # requests in flight
-ONE_ATTEMPT = ("--max-retries", "1")
-TWO_ATTEMPTS = ("--max-retries", "2", "--retry-delay", "0")
+ONE_ATTEMPT = ("--max-retries", "1", "--continue-lost", "off")
+TWO_ATTEMPTS = ("--max-retries", "2", "--retry-delay", "0", "--continue-lost", "off")
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 TEXT = "oui"

@@ -1,0 +1,294 @@
+"""The rounds of one request: what a decoder gave back, or lost, is prefilled again and decoded on.
+
+Rules: the client sees one answer, or an error that says why there is none; rounds are bounded in
+number, and come more slowly while they bring nothing; one round of a request runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+
+from pdproxy.core import sse
+from pdproxy.core.answer import Answer
+from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.instance import Instance
+from pdproxy.core.jsonfields import Raw, decode, encode, join_object, raw
+from pdproxy.core.keeper import Keeper
+from pdproxy.core.planner import Complete, GiveUp, Resume, Way, note_echo, plan
+from pdproxy.core.reply import Reply
+from pdproxy.core.retry import delay_s
+from pdproxy.core.seam import RoundEnd, Seam
+from pdproxy.dispatch.generate import CutReply, Exchange, Round
+from pdproxy.dispatch.legs import Call, Tools
+from pdproxy.dispatch.ports import Downstream, Headers
+from pdproxy.dispatch.rules import TokenIds
+from pdproxy.errors import (
+    PDProxyError,
+    Recomputed,
+    RecomputeUnsupported,
+    UpstreamError,
+)
+
+_TRUE = Raw(b"true")
+# New tokens up to which a round counts as one without progress.
+LITTLE_PROGRESS = 1
+OK = 200
+
+
+class Rounds:
+    """One request for one prompt, over all its rounds."""
+
+    def __init__(
+        self, tools: Tools, request: GenerateRequest, call: Call, downstream: Downstream
+    ) -> None:
+        self._tools = tools
+        self._request = request
+        self._call = call
+        self._downstream = downstream
+        self._answer = Answer()
+        self._reply: Reply | None = None
+        self._headers: Headers = ()
+        self._exhausted: list[Instance] = []  # decoders that ran out of KV cache on this request
+        self._idle = 0  # rounds in a row without progress
+
+    async def run(self) -> None:
+        """Answer the request.
+
+        Raises:
+            PDProxyError: it could not be answered whole; `downstream.is_committed` says how much
+                the client has seen.
+        """
+        if await self._first():
+            return
+        note_echo(self._request, self._answer)
+        for index in range(self._request.choices):
+            if self._answer.choice(index).finish_reason is None:
+                await self._finish_choice(index)
+        await self._end()
+
+    async def _first(self) -> bool:
+        """Run the first round, again while nothing came of it; return whether all is said."""
+        while True:
+            keeper = Keeper(self._answer, shows_ids=asks_ids(self._request))
+            this = Round(keeper=keeper, avoid=self._exhausted)
+            try:
+                await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
+            except PDProxyError as error:
+                if not self._is_resumable(error, has_begun=self._downstream.is_committed):
+                    raise
+                self._note_first(this)
+                await self._before_round(made=_total(self._answer), error=error)
+                if self._downstream.is_committed or this.cut is not None:
+                    self._begin_reply(this.cut)
+                    return False
+                self._answer = Answer()
+            else:
+                return True
+
+    def _asked(self) -> GenerateRequest:
+        """Return the request of the first round, with token ids asked for where they may serve."""
+        request, mode = self._request, self._tools.rules.token_ids
+        if mode is TokenIds.NEVER:
+            return request
+        is_likely = request.prompt_tokens is not None
+        is_likely = is_likely or self._tools.abilities.gives_back(request.model)
+        return with_ids(request) if is_likely or mode is TokenIds.ALWAYS else request
+
+    async def _finish_choice(self, index: int) -> None:
+        """Continue one choice until it has its finish reason."""
+        tools, account = self._tools, self._call.account
+        abilities = await tools.abilities.find(
+            tools.client, tools.fleet, self._request.model, self._call.headers
+        )
+        while True:
+            found = plan(
+                self._request,
+                self._answer,
+                index,
+                abilities,
+                is_delivered=self._reply is None,
+            )
+            if isinstance(found, GiveUp):
+                tools.observer.recompute_ended(account.decoder, "failed")
+                raise RecomputeUnsupported(f"the answer cannot be continued: {found.why}")
+            if isinstance(found, Complete):
+                self._complete(index, found.finish_reason)
+                return
+            end = await self._round(index, found)
+            if end.is_final:
+                return
+
+    async def _round(self, index: int, resume: Resume) -> RoundEnd:
+        """Run one further round of a choice, and what follows from its failure."""
+        if resume.way is Way.AGAIN and self._reply is not None:
+            self._reply.restart(index)
+        tools, choice = self._tools, self._answer.choice(index)
+        before = choice.tokens
+        seam = Seam(self._request, self._answer, index, resume)
+        part = _Part(self._downstream, seam, self._reply)
+        this = Round(avoid=self._exhausted)
+        try:
+            await Exchange(tools, resume.request, self._call, part, this).run()
+        except PDProxyError as error:
+            if not self._is_resumable(error, has_begun=part.is_committed):
+                tools.observer.recompute_ended(self._call.account.decoder, "failed")
+                raise
+            self._note_exhausted(this)
+            await self._before_round(made=choice.tokens - before, error=error)
+        else:
+            tools.observer.recompute_ended(self._call.account.decoder, "resumed")
+        computed = max(0, this.prompt_tokens - (this.cached_tokens or 0))
+        tools.observer.recomputed_tokens(self._request.model, computed)
+        if seam.end.completion_tokens is not None and not choice.has_all_ids:
+            choice.outputs = before + seam.end.completion_tokens
+        return seam.end
+
+    def _is_resumable(self, error: PDProxyError, *, has_begun: bool) -> bool:
+        """Tell whether a failure is one that another round may mend.
+
+        A decoder that is lost before its first output is replaced by the attempts of its round.
+        """
+        if isinstance(error, Recomputed):
+            return True
+        is_lost = isinstance(error, UpstreamError) and has_begun
+        return is_lost and self._tools.rules.continue_lost
+
+    def _note_exhausted(self, this: Round) -> None:
+        """Keep in mind who could not go on."""
+        if this.exhausted is None:
+            return
+        self._tools.abilities.note_recompute(self._request.model)
+        if this.exhausted not in self._exhausted:
+            self._exhausted.append(this.exhausted)
+
+    async def _before_round(self, made: int, error: PDProxyError) -> None:
+        """Count the round to come; wait if the last ones brought nothing.
+
+        Raises:
+            PDProxyError: the limit of rounds is reached.
+        """
+        tools, account = self._tools, self._call.account
+        if account.rounds >= tools.rules.max_rounds:
+            tools.observer.recompute_ended(account.decoder, "limit")
+            text = f"the answer was cut {account.rounds} times; the limit of rounds is reached"
+            raise RecomputeUnsupported(text) from error
+        account.rounds += 1
+        self._idle = 0 if made > LITTLE_PROGRESS else self._idle + 1
+        if self._idle:
+            await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
+
+    def _note_first(self, this: Round) -> None:
+        self._answer.prompt_tokens = this.prompt_tokens
+        self._answer.cached_tokens = this.cached_tokens
+        self._note_exhausted(this)
+
+    def _begin_reply(self, cut: CutReply | None) -> None:
+        """Take up a whole reply that was cut; the client was sent nothing of it."""
+        if cut is not None:
+            self._headers = cut.headers
+            indexes = set(cut.indexes)
+            self._reply = Reply(self._request, self._answer, cut.fields, indexes)
+
+    def _complete(self, index: int, finish_reason: str) -> None:
+        """End a choice that was cut exactly at its limit."""
+        is_chat = self._request.api is Api.CHAT
+        choice: dict[str, object] = {"index": index}
+        choice["delta" if is_chat else "text"] = {} if is_chat else ""
+        choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+        event: dict[str, object] = {
+            **self._answer.identity,
+            "object": "chat.completion.chunk" if is_chat else "text_completion",
+            "choices": [choice],
+        }
+        self._answer.choice(index).finish_reason = finish_reason
+        if self._reply is not None:
+            self._reply.add(event)
+        else:
+            self._downstream.write(sse.encode_data(encode(event)))
+
+    async def _end(self) -> None:
+        """Tell the client the end of an answer of several rounds."""
+        reasons = [c.finish_reason or "" for _, c in sorted(self._answer.choices.items())]
+        account, usage = self._call.account, self._answer.usage()
+        account.finish_reasons[:] = reasons
+        account.prompt_tokens = self._answer.prompt_tokens
+        account.cached_tokens = self._answer.cached_tokens
+        account.output_tokens = sum(c.tokens for c in self._answer.choices.values())
+        if self._reply is not None:
+            await self._downstream.respond(OK, self._headers, self._reply.composed())
+            return
+        ending = sse.DONE
+        if _wants_usage(self._request):
+            kind = "chat.completion.chunk" if self._request.api is Api.CHAT else "text_completion"
+            fields = {**self._answer.identity, "object": raw(kind), "choices": Raw(b"[]")}
+            fields["usage"] = raw(usage)
+            ending = sse.encode_data(join_object(fields)) + ending
+        self._downstream.write(ending)
+
+
+class _Part:
+    """The way back of a further round: a Downstream whose client is the answer so far."""
+
+    def __init__(self, downstream: Downstream, seam: Seam, reply: Reply | None) -> None:
+        self._downstream = downstream
+        self._seam = seam
+        self._reply = reply
+        self._has_begun = False
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether this round has brought anything; until then it may be tried elsewhere."""
+        return self._has_begun
+
+    @property
+    def is_congested(self) -> bool:
+        """Whether the client reads more slowly than it is written to."""
+        return self._downstream.is_congested
+
+    async def start(self, _headers: Headers) -> None:
+        """The head was sent in the first round."""
+        self._has_begun = True
+
+    def write(self, block: bytes) -> None:
+        """Write what the seam makes of a block."""
+        stitched = self._seam.rewrite(block)
+        if not stitched:
+            return
+        if self._reply is None:
+            self._downstream.write(stitched)
+            return
+        for event in sse.split_block(stitched):
+            self._reply.add(msgspec.json.decode(sse.data_of(event)))
+
+    async def drain(self) -> None:
+        """Wait for the client."""
+        await self._downstream.drain()
+
+    async def respond(self, _status: int, _headers: Headers, _body: bytes) -> None:
+        """Refuse: rounds are always streamed."""
+        raise RecomputeUnsupported("the decoder does not stream, so its answer cannot be joined")
+
+
+def _total(answer: Answer) -> int:
+    return sum(choice.tokens for choice in answer.choices.values())
+
+
+def with_ids(request: GenerateRequest) -> GenerateRequest:
+    """Return the request with token ids asked for, which make a continuation exact."""
+    if asks_ids(request):
+        return request
+    return replace(request, fields={**request.fields, "return_token_ids": _TRUE})
+
+
+def asks_ids(request: GenerateRequest) -> bool:
+    """Tell whether the client asks for token ids itself."""
+    value = request.fields.get("return_token_ids")
+    return value is not None and bytes(value) == b"true"
+
+
+def _wants_usage(request: GenerateRequest) -> bool:
+    options = decode(request.fields.get("stream_options", Raw(b"null")))
+    return isinstance(options, dict) and options.get("include_usage") is True
