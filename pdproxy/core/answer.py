@@ -79,9 +79,13 @@ class ChoiceAnswer:
         held: text behind that which waits for what follows.
         token_ids: of all output up to the last delivered text, and the ids behind it.
         shown: how many of `token_ids` end with delivered text, and so with a whole character.
+        started: how many of `token_ids` the round started behind.
         flushed: how many ids there were when text came without ids, as an engine sends what it
             held back when it gives a choice back. Half a character may be among the last of them.
         is_flushed: the engine gave the choice back and so holds back none of its text.
+        lags: the engine was asked so that it holds back text.
+        is_from_whole: it was read from a reply that was not streamed. Of such a reply the parsers
+            look at the new text only, so its text may stand in the wrong field (vLLM 0.32).
         outputs: events with output, or tokens by the engine's own count, where it gives no ids.
         has_all_ids: every output came with its ids.
         echoed: characters at the start that repeat the prompt (`echo`).
@@ -98,8 +102,11 @@ class ChoiceAnswer:
     tool_calls: dict[int, ToolCall] = field(default_factory=dict)
     token_ids: array[int] = field(default_factory=lambda: array("q"))
     shown: int = 0
+    started: int = 0
     flushed: int = 0
     is_flushed: bool = False
+    lags: bool = False
+    is_from_whole: bool = False
     outputs: int = 0
     has_all_ids: bool = True
     echoed: int = 0
@@ -128,14 +135,25 @@ class ChoiceAnswer:
             return len(self.token_ids)
         return max(self.shown, self.flushed)
 
+    @property
+    def whole(self) -> int:
+        """How many ids end with a whole, delivered character.
+
+        Where all text of a round came without ids, only its last character is in doubt.
+        """
+        return self.shown if self.shown > self.started else max(self.shown, self.flushed)
+
     def wait(self, event: bytes) -> None:
         """Let an event wait for the next text; its ids were noted."""
         self.waiting.append((len(self.token_ids), event))
 
     def released(self) -> list[bytes]:
-        """Return the events that waited, which wait no longer."""
-        events = [event for _, event in self.waiting]
-        self.waiting.clear()
+        """Return the events that wait no longer: the text of their ids has come, or the end."""
+        if not self.waiting:
+            return []
+        count = self.whole if self.finish_reason is None else len(self.token_ids)
+        events = [event for ids, event in self.waiting if ids <= count]
+        del self.waiting[: len(events)]
         return events
 
     def phase(self, reasoning_end_id: int | None) -> Phase:
@@ -159,9 +177,9 @@ class ChoiceAnswer:
         """Return the ids to continue from: those that end with a whole, delivered character.
 
         The token that ends the reasoning shows nothing, but what follows depends on it, so it
-        is kept. Where all text came without ids, no character is known to be whole but the last.
+        is kept.
         """
-        kept = self.shown or self.flushed
+        kept = self.whole
         tail = self.token_ids[kept:]
         if reasoning_end_id is not None and reasoning_end_id in tail:
             kept += tail.index(reasoning_end_id) + 1

@@ -121,7 +121,7 @@ class Keeper:
         if cut:
             event = sse.with_data(event, encode(chunk))
         event = event if self._shows_ids else without_ids(event)
-        if not any(shows) and cut and choices:
+        if cut and choices and not any(shows):
             return b""
         if len(choices) == 1 and not shows[0] and self._tells_of_tokens(chunk, choices[0]):
             self._kept(choices[0]).wait(event)
@@ -211,8 +211,7 @@ def note_choice(kept: ChoiceAnswer, choice: Object, *, has_text: bool = False) -
     for piece in calls:
         _note_call(kept.tool_calls, piece)
     is_shown = bool(has_text or content or reasoning or calls)
-    if is_shown:
-        note_offset(kept, choice.get("logprobs"))
+    note_offset(kept, choice.get("logprobs"))
     _note_ids(kept, choice.get("token_ids"), is_shown=is_shown)
     if kept.finish_reason is None:
         kept.finish_reason = as_text(choice.get("finish_reason")) or None

@@ -15,11 +15,11 @@ The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, o
 | completions, nothing delivered | AGAIN |
 | completions, repeatable | REPLAY |
 | completions, else | give up |
+| chat, nothing delivered, a whole reply may have the text in the wrong field | AGAIN |
 | chat, in reasoning, ids and the end token of reasoning known | THINK: ids, up to that token |
 | chat, in reasoning, nothing delivered | AGAIN |
 | chat, in reasoning, repeatable | REPLAY |
 | chat, in reasoning, else | give up |
-| chat, in content, nothing delivered, what the parser saw is in doubt | AGAIN |
 | chat, in content, ids known, nothing but text can follow | IDS |
 | chat, in content, the last message can be gone on with | TURN: messages + open assistant turn |
 | chat, in content, nothing delivered | AGAIN |
@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from pdproxy.core.answer import Answer, ChoiceAnswer, Phase
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.plain import as_objects, as_text, as_whole, plain
+from pdproxy.core.prompts import prompt_ids, prompt_text
 from pdproxy.core.resume import (
     Resume,
     Way,
@@ -49,8 +50,6 @@ from pdproxy.core.resume import (
     by_thought,
     by_turn,
     output_limit,
-    prompt_ids,
-    prompt_text,
 )
 from pdproxy.core.stops import hidden_stops
 
@@ -172,14 +171,17 @@ class _Cut:
 
     @property
     def is_at_limit(self) -> bool:
-        limit = output_limit(self.request)
-        return limit is not None and self.choice.tokens >= limit
+        limit, choice = output_limit(self.request), self.choice
+        tokens = choice.tokens
+        if choice.has_all_ids:
+            tokens = max(tokens, len(choice.resumable_ids(self.abilities.reasoning_end_id)))
+        return limit is not None and tokens >= limit
 
     @property
     def has_ids(self) -> bool:
         """Whether the ids of prompt and output are known, and say no more than the text."""
         choice = self.choice
-        lags = bool(hidden_stops(self.request)) and not choice.is_flushed
+        lags = (choice.lags or bool(hidden_stops(self.request))) and not choice.is_flushed
         return choice.has_all_ids and not lags and prompt_ids(self.request, self.answer) is not None
 
     def from_start(self, why: str) -> Plan:
@@ -195,11 +197,13 @@ class _Cut:
             return self._by_ids()
         prompt = prompt_text(self.request)
         if prompt is not None:
-            return by_text(self.request, self.choice, self.index, prompt)
+            return by_text(self.request, self.choice, prompt)
         return self.from_start("the prompt is no text, and not all ids of the output are known")
 
     def reasoning(self) -> Plan:
         end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
+        if self._is_in_doubt:
+            return again(self.request, self.index, Way.AGAIN)
         if end_id is not None and self.has_ids and not has_media(self.request):
             return by_thought(self.request, self.answer, self.index, end_id=end_id, room=room)
         return self.from_start(
@@ -210,22 +214,25 @@ class _Cut:
 
     def content(self) -> Plan:
         request, end_id = self.request, self.abilities.reasoning_end_id
-        if not self.is_delivered and (_may_call_tools(request) or self._is_misread):
+        if self._is_in_doubt:
             return again(request, self.index, Way.AGAIN)
         is_plain = not (_may_call_tools(request) or _has_grammar(request) or has_media(request))
         # Without a limit of its own a completion would end where chat has no end.
         has_end = output_limit(request) is not None or self.abilities.max_model_len is not None
         if is_plain and has_end and self.has_ids:
             return self._by_ids()
-        turn = by_turn(request, self.choice, self.index, end_id=end_id)
+        turn = by_turn(request, self.choice, end_id=end_id)
         return turn or self.from_start("the last message is an open turn that is not plain text")
 
     @property
-    def _is_misread(self) -> bool:
-        """Whether a whole reply has all of its text as reasoning though the reasoning has ended."""
+    def _is_in_doubt(self) -> bool:
+        """Whether a whole reply may hold a tool call, or output under a grammar, as other text."""
         choice, end_id = self.choice, self.abilities.reasoning_end_id
+        if self.is_delivered or not choice.is_from_whole:
+            return False
         ids = choice.token_ids
-        return not choice.text and end_id is not None and end_id in ids and ids[-1] != end_id
+        is_misread = not choice.text and end_id in ids and ids[-1] != end_id
+        return is_misread or _may_call_tools(self.request) or _has_grammar(self.request)
 
     def _by_ids(self) -> Resume:
         return by_ids(

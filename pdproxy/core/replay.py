@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pdproxy.core import sse
 from pdproxy.core.answer import ChoiceAnswer
-from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole
+from pdproxy.core.jsonfields import encode
+from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
 from pdproxy.core.withheld import TEXT_FIELDS
 from pdproxy.errors import RecomputeUnsupported
 
@@ -67,6 +69,25 @@ class Skip:
             return None
         # Id, type and name were delivered with the first piece and stay those.
         return {"index": index, "function": {"arguments": text[size:]}}
+
+
+def first_tokens(event: bytes, dropped: int) -> tuple[bytes, int | None]:
+    """Take from an event of one choice what it tells of its last tokens.
+
+    Returns what is left of the event, nothing if all tokens go; and where the text of the first
+    token that goes stands, if the event tells.
+    """
+    chunk = as_object(plain(sse.data_of(event)))
+    choice = as_objects(chunk.get("choices"))[0]
+    ids, logprobs = as_list(choice.get("token_ids")), as_object(choice.get("logprobs"))
+    kept = max(len(ids), *(len(as_list(each)) for each in logprobs.values()), 0) - dropped
+    offset = as_whole(dict(enumerate(as_list(logprobs.get("text_offset")))).get(max(0, kept)))
+    if kept <= 0:
+        return b"", offset
+    choice["token_ids"] = ids[:kept] or choice.get("token_ids")
+    for name, each in logprobs.items():
+        logprobs[name] = as_list(each)[:kept]
+    return sse.with_data(event, encode(chunk)), offset
 
 
 def _without_first(logprobs: object, count: int) -> object:

@@ -81,6 +81,7 @@ class Reply:
         """Note what a choice of the first reply holds; ids and text are all there."""
         index = _index(choice)
         kept = self._answer.choice(index)
+        kept.is_from_whole = True
         message = {**as_object(choice.get("message"))}
         calls = as_objects(message.get("tool_calls"))
         message["tool_calls"] = [{**call, "index": place} for place, call in enumerate(calls)]

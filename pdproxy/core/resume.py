@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-import msgspec
-
 from pdproxy.core.answer import Answer, ChoiceAnswer
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.jsonfields import JsonFields, Raw, raw
-from pdproxy.core.plain import as_list, as_object, as_text, as_whole, plain
+from pdproxy.core.plain import as_list, as_object, as_whole, plain
+from pdproxy.core.prompts import joined_ids, prompt_ids, with_open_turn
 
 _TRUE = Raw(b"true")
 _FALSE = Raw(b"false")
@@ -61,8 +60,6 @@ _CHAT_ONLY = frozenset(
     }
 )
 
-_split_list = msgspec.json.Decoder(list[Raw]).decode
-
 
 class Way(Enum):
     """How the next round is asked for; `planner` says when."""
@@ -100,7 +97,7 @@ def asks_ids(request: GenerateRequest) -> bool:
 def with_ids(request: GenerateRequest) -> GenerateRequest:
     """Return the request of a first round, with token ids asked for if that changes nothing else.
 
-    An engine that is asked for ids does not repeat the prompt's text (vLLM 0.32, completions).
+    An engine that is asked for ids does not repeat the prompt's text (vLLM 0.32, `echo`).
     """
     is_echo = request.api is Api.COMPLETIONS and plain(request.fields.get("echo")) is True
     if asks_ids(request) or is_echo:
@@ -119,7 +116,10 @@ def output_limit(request: GenerateRequest) -> int | None:
 
 def again(request: GenerateRequest, index: int, way: Way) -> Resume:
     """Ask for the same answer from its start."""
-    return Resume(way, _next(request, request.fields, {}, index))
+    seed = as_whole(plain(request.fields.get("seed")))
+    # Choice i of several is sampled with the seed + i (vLLM 0.32).
+    changes = {} if seed is None else {"seed": raw(seed + index % request.choices)}
+    return Resume(way, _next(request, request.fields, changes))
 
 
 def by_ids(
@@ -133,7 +133,7 @@ def by_ids(
     ids = prompt_ids(request, answer)
     assert ids is not None, "checked by the planner"
     kept = answer.choice(index).resumable_ids(end_id)
-    prompt, count = _joined(ids, kept)
+    prompt, count = joined_ids(ids, kept)
     changes = {"prompt": prompt} | _limits(request, len(kept))
     own_limit: int | None = None
     fields: JsonFields = request.fields
@@ -149,7 +149,7 @@ def by_ids(
         fields = _without(fields, "thinking_token_budget")
     # The ids are those of the prompt as it was truncated.
     fields = _without(fields, "truncate_prompt_tokens")
-    asked = _next(request, fields, changes, index)
+    asked = _next(request, fields, changes)
     asked = replace(asked, api=Api.COMPLETIONS, prompt_tokens=count, text_bytes=0)
     has_own_limit = own_limit is not None and room is None
     return Resume(Way.IDS, asked, kept_ids=len(kept), has_own_limit=has_own_limit)
@@ -163,31 +163,36 @@ def by_thought(
     The thinking budget is the engine's to keep: it counts from the token that opened the thinking.
     """
     resume = by_ids(request, answer, index, end_id=end_id, room=room)
-    given = as_list(plain(request.fields.get("stop_token_ids")))
-    # Until `min_tokens` an engine lets no stop token come, so reasoning could not end.
-    dropped = ("min_tokens", "include_stop_str_in_output")
-    fields = _without(resume.request.fields, *dropped)
-    fields = {**fields, "stop_token_ids": raw([*given, end_id])}
-    asked = replace(resume.request, fields=fields)
+    fields = resume.request.fields
+    given = as_list(plain(fields.get("stop_token_ids")))
+    least = as_whole(plain(fields.get("min_tokens"))) or 0
+    limit = as_whole(plain(fields["max_tokens"])) or 1
+    fields = _without(fields, "min_tokens", "include_stop_str_in_output")
+    has_own_limit = resume.has_own_limit
+    if least and (request.stops or given):
+        # Until `min_tokens` nothing stops an engine, but no end of reasoning comes either. So the
+        # round is asked for without both, and ends where the client's stops begin to count.
+        given = []
+        has_own_limit |= least < limit
+        fields = {**_without(fields, "stop"), "max_tokens": raw(min(least, limit))}
+    asked = replace(resume.request, fields={**fields, "stop_token_ids": raw([*given, end_id])})
     # A client that stops there itself has its end there.
     stop_id = None if end_id in given else end_id
-    return replace(resume, way=Way.THINK, request=asked, stop_id=stop_id)
+    return Resume(Way.THINK, asked, resume.kept_ids, stop_id, has_own_limit)
 
 
-def by_text(request: GenerateRequest, choice: ChoiceAnswer, index: int, prompt: str) -> Resume:
+def by_text(request: GenerateRequest, choice: ChoiceAnswer, prompt: str) -> Resume:
     """Go on behind the text, on the completions API."""
     changes = {"prompt": raw(prompt + choice.text)} | _limits(request, choice.tokens)
     changes |= _truncation(request, choice.tokens)
-    asked = _next(request, request.fields, changes, index)
+    asked = _next(request, request.fields, changes)
     asked = replace(asked, text_bytes=len(bytes(changes["prompt"])), prompt_tokens=None)
     return Resume(Way.TEXT, asked, kept_ids=max(choice.shown, choice.flushed))
 
 
-def by_turn(
-    request: GenerateRequest, choice: ChoiceAnswer, index: int, *, end_id: int | None
-) -> Resume | None:
+def by_turn(request: GenerateRequest, choice: ChoiceAnswer, *, end_id: int | None) -> Resume | None:
     """Go on in chat with an open assistant turn; None if the last message has no open end."""
-    messages = _with_turn(request, choice)
+    messages = with_open_turn(request, choice)
     if messages is None:
         return None
     kept = max(len(choice.resumable_ids(end_id)), choice.flushed)
@@ -202,69 +207,20 @@ def by_turn(
     }
     changes |= _limits(request, tokens) | _truncation(request, tokens)
     added = len(choice.text.encode("utf-8", "replace"))
-    asked = _next(request, fields, changes, index)
+    asked = _next(request, fields, changes)
     asked = replace(asked, text_bytes=request.text_bytes + added)
     return Resume(Way.TURN, asked, kept_ids=kept)
 
 
-def prompt_ids(request: GenerateRequest, answer: Answer) -> Raw | None:
-    """Return the raw list of the prompt's ids, as the engine gave them or the client sent them."""
-    if request.fields.get("prompt_embeds") is not None:
-        return None
-    if answer.prompt_ids is not None:
-        return answer.prompt_ids
-    prompt = _single(request)
-    return prompt if prompt is not None and bytes(prompt).startswith(b"[") else None
-
-
-def prompt_text(request: GenerateRequest) -> str | None:
-    """Return the prompt of a completions request, None if it is no text."""
-    prompt = plain(_single(request))
-    return prompt if isinstance(prompt, str) else None
-
-
-def _single(request: GenerateRequest) -> Raw | None:
-    """Return a completions request's raw prompt, taken out of a list that holds it alone."""
-    prompt = request.fields.get("prompt")
-    if request.api is not Api.COMPLETIONS or prompt is None:
-        return None
-    if bytes(prompt).startswith(b"["):
-        items = _items(prompt)
-        if len(items) == 1 and bytes(items[0])[:1] in (b"[", b'"'):
-            return items[0]
-    return prompt
-
-
-def _items(value: Raw) -> list[Raw]:
-    """Return the raw items of a list."""
-    try:
-        return [item.copy() for item in _split_list(value)]
-    except msgspec.DecodeError:  # such as a lone surrogate in a text
-        return [raw(item) for item in as_list(plain(value))]
-
-
-def _joined(ids: Raw, kept: list[int]) -> tuple[Raw, int]:
-    """Return the raw list of the prompt's ids and the kept ones, and how many they are."""
-    items = bytes(ids).strip()[1:-1].strip()
-    count = items.count(b",") + 1 if items else 0
-    parts = [items] if items else []
-    parts += [b"%d" % each for each in kept]
-    return Raw(b"[" + b",".join(parts) + b"]"), count + len(kept)
-
-
 def _next(
-    request: GenerateRequest, fields: JsonFields, changes: Mapping[str, Raw], index: int
+    request: GenerateRequest, fields: JsonFields, changes: Mapping[str, Raw]
 ) -> GenerateRequest:
     """Return the request of a round: one choice, streamed, ids and usage asked for."""
     kept = {name: value for name, value in fields.items() if name not in _FIRST_ROUND_ONLY}
-    options = as_object(plain(fields.get("stream_options")))
     kept["stream"] = _TRUE
+    options = as_object(plain(fields.get("stream_options")))
     kept["stream_options"] = raw({**options, "include_usage": True})
     kept["return_token_ids"] = _TRUE
-    seed = as_whole(plain(fields.get("seed")))
-    if seed is not None and index:
-        # Choice i of several is sampled with the seed + i (vLLM 0.32).
-        kept["seed"] = raw(seed + index % request.choices)
     return replace(
         request,
         fields={**kept, **changes},
@@ -301,38 +257,6 @@ def _logprobs(fields: JsonFields) -> dict[str, Raw]:
     if plain(fields.get("logprobs")) is not True:
         return {}
     return {"logprobs": raw(as_whole(plain(fields.get("top_logprobs"))) or 0)}
-
-
-def _with_turn(request: GenerateRequest, choice: ChoiceAnswer) -> Raw | None:
-    """Return the raw messages with the answer so far as their open end.
-
-    The parsers keep the line ends around the end of reasoning and the templates write their own,
-    so neither part carries them. Content that is not there yet is "", which engines take; null
-    they refuse.
-    """
-    messages = _items(request.fields.get("messages", Raw(b"null")))
-    reasoning = choice.thoughts.strip()
-    if request.fields.get("continue_final_message") == _TRUE:
-        opened = None if reasoning or not messages else _extended(messages[-1], choice.text)
-        return None if opened is None else raw([*messages[:-1], opened])
-    turn: dict[str, object] = {"role": "assistant", "content": choice.text}
-    if reasoning:
-        turn["content"] = choice.text.lstrip("\n")
-        turn["reasoning"] = reasoning
-    return raw([*messages, turn])
-
-
-def _extended(message: Raw, text: str) -> Raw | None:
-    """Return a message that the client left open, with text added to its end."""
-    last = as_object(plain(message))
-    content = last.get("content")
-    if isinstance(content, str):
-        return raw({**last, "content": content + text})
-    parts = as_list(content)
-    end = as_object(parts[-1]) if parts else {}
-    if not isinstance(end.get("text"), str):
-        return None
-    return raw({**last, "content": [*parts[:-1], {**end, "text": as_text(end["text"]) + text}]})
 
 
 def _without(fields: JsonFields, *names: str) -> JsonFields:

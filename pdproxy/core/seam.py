@@ -16,13 +16,14 @@ from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import decode, encode
 from pdproxy.core.keeper import note_choice, note_head
 from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
-from pdproxy.core.replay import Skip
+from pdproxy.core.repeated import Repeated
+from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
+from pdproxy.core.stops import hidden_stops
 from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, put_in_front
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
-_TELLING = 64  # characters by which text is known again
 
 
 @dataclass(slots=True)
@@ -63,10 +64,12 @@ class Seam:
         self._resume = resume
         self._choice = answer.choice(index)
         _settle(self._choice, resume)
-        self._offset = self._choice.next_offset
-        self._skip = Skip(self._choice) if resume.way is Way.REPLAY else None
+        self._before = self._choice.tokens  # output tokens of the earlier rounds
+        is_replay = resume.way is Way.REPLAY
+        self._offset = self._choice.echoed if is_replay else self._choice.next_offset
+        self._skip = Skip(self._choice) if is_replay else None
         self._withheld = Withheld(request, self._choice, resume)
-        self._may_repeat_prompt = resume.way in (Way.IDS, Way.THINK)
+        self._repeated = self._prompt_text()
 
     def rewrite(self, block: bytes) -> bytes:
         """Return what the client gets of a block of the round.
@@ -75,6 +78,14 @@ class Seam:
             RecomputeUnsupported: the round does not repeat what the client has already.
         """
         return b"".join(self._event(event) for event in sse.split_block(block))
+
+    def _prompt_text(self) -> Repeated:
+        """Return the watch on the prompt's text, which follows from nothing but ids."""
+        choice, asked = self._choice, self._resume.request
+        is_by_ids = self._resume.way in (Way.IDS, Way.THINK)
+        known = (choice.text or choice.thoughts) if is_by_ids else ""
+        ids = (asked.prompt_tokens or 0) - self._resume.kept_ids
+        return Repeated(known, ids, max(map(len, hidden_stops(asked)), default=1) - 1)
 
     def _event(self, event: bytes) -> bytes:
         chunk = plain(sse.data_of(event))
@@ -85,6 +96,8 @@ class Seam:
         counted = as_whole(as_object(chunk.get("usage")).get("completion_tokens"))
         if counted is not None:
             self.end.completion_tokens = counted
+            if not self._choice.has_all_ids:
+                self._choice.outputs = self._before + counted
         choices = as_objects(chunk.get("choices"))
         if self._resume.way is Way.AGAIN:  # the same prompt, of which nothing may be known yet
             note_head(self._answer, chunk, choices)
@@ -128,9 +141,7 @@ class Seam:
             choice["delta"] = {name: value for name, value in delta.items() if name != "role"}
             return choice
         text = as_text(choice.get("text"))
-        if text and self._may_repeat_prompt:
-            self._may_repeat_prompt = False
-            text = _without_prompt(text, self._choice, self._answer)
+        text = self._repeated.strip(text, is_end=choice.get("finish_reason") is not None)
         if self._request.api is Api.COMPLETIONS:
             choice["text"] = text
             choice["logprobs"] = _shifted(choice.get("logprobs"), self._offset)
@@ -169,30 +180,43 @@ def head(request: GenerateRequest, answer: Answer) -> Object:
 
 
 def ending(request: GenerateRequest, answer: Answer, index: int, finish_reason: str) -> bytes:
-    """Return the event that ends a choice of which nothing is left to generate, and note it."""
+    """Return the events that end a choice of which nothing is left to generate, and note it."""
     kept = answer.choice(index)
     choice: Object = {"index": index}
     choice["delta" if request.api is Api.CHAT else "text"] = {} if request.api is Api.CHAT else ""
     put_in_front(kept.held, choice, kept.reasoning_field)
     choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
-    kept.token_ids = kept.token_ids[: max(kept.shown, kept.flushed)]
     choice["token_ids"] = [] if asks_ids(request) else None
     note_choice(kept, choice)
-    return sse.encode_data(encode({**head(request, answer), "choices": [choice]}))
+    event = sse.encode_data(encode({**head(request, answer), "choices": [choice]}))
+    return b"".join((*kept.released(), event))
 
 
 def _settle(choice: ChoiceAnswer, resume: Resume) -> None:
     """Drop what the round makes again."""
     kept = resume.kept_ids
-    if resume.way is Way.REPLAY:
-        kept = max(choice.shown, choice.flushed)
     if resume.way in (Way.AGAIN, Way.REPLAY):
+        kept = 0 if resume.way is Way.AGAIN else max(choice.shown, choice.flushed)
         choice.held = Held()
+        choice.outputs = 0
+    choice.waiting = _kept_waiting(choice, kept)
     del choice.token_ids[kept:]
-    choice.waiting = [(ids, event) for ids, event in choice.waiting if ids <= kept]
-    choice.shown = len(choice.token_ids)
+    choice.shown = choice.started = len(choice.token_ids)
     choice.flushed = 0
     choice.is_flushed = False
+    choice.lags = bool(hidden_stops(resume.request))
+
+
+def _kept_waiting(choice: ChoiceAnswer, kept: int) -> list[tuple[int, bytes]]:
+    """Return the events that wait for text, up to the kept ids."""
+    waiting: list[tuple[int, bytes]] = []
+    for ids, event in choice.waiting:
+        if ids > kept:
+            part, offset = first_tokens(event, ids - kept)
+            choice.next_offset = choice.next_offset if offset is None else offset
+            return [*waiting, (kept, part)] if part else waiting
+        waiting.append((ids, event))
+    return waiting
 
 
 def _says_anything(choice: Object) -> bool:
@@ -200,21 +224,6 @@ def _says_anything(choice: Object) -> bool:
         return True
     delta = as_object(choice.get("delta"))
     return any(delta.get(name) for name in _OUTPUT)
-
-
-def _without_prompt(text: str, choice: ChoiceAnswer, answer: Answer) -> str:
-    """Return the first text of a round by ids, without the text of those ids.
-
-    If the ids end inside a character, an engine may give the text of all of them with the
-    character's end (vLLM 0.32). Seen by the text so far in it, as late as all those ids need
-    room, and a character behind it that is no ASCII.
-    """
-    known = choice.text or choice.thoughts
-    tail = known[-_TELLING:]
-    begin, rest = text.rfind(tail), text[text.rfind(tail) + len(tail) :]
-    least = len(known) + bytes(answer.prompt_ids or b"").count(b",") // 2
-    is_repeated = tail and begin + len(tail) >= least and not rest.isascii()
-    return rest if is_repeated else text
 
 
 def _shifted(logprobs: object, offset: int) -> object:

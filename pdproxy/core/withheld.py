@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from pdproxy.core.answer import ChoiceAnswer, Held
 from pdproxy.core.api import GenerateRequest
-from pdproxy.core.plain import Object, as_list, as_object, as_text, as_whole, plain
+from pdproxy.core.plain import Object, as_object, as_text, as_whole, plain
 from pdproxy.core.resume import Resume, Way
 from pdproxy.core.stops import Stopped, Straddle, hidden_stops, shows_stops, start_of_stop
 
@@ -94,9 +94,8 @@ class Withheld:
     def _look(self, choice: Object) -> Stopped | None:
         holder, name = _place(choice, self._field)
         stopped = self._straddle.look(as_text(holder.get(name)))
-        new = len(as_list(choice.get("token_ids")))
         # Until `min_tokens` nothing stops an engine.
-        return stopped if self._kept.tokens + max(1, new) > self._least else None
+        return stopped if self._kept.tokens >= self._least else None
 
     def _stop(self, choice: Object, stopped: Stopped) -> None:
         holder, name = _place(choice, self._field)

@@ -92,10 +92,15 @@ class Generation:
         self._script: list[int] | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
-        self._holdback = max((len(s) for s in sampling.stop), default=1) - 1
+        hidden = () if sampling.include_stop else sampling.stop
+        self._holdback = max(map(len, hidden), default=1) - 1
+        self._reach = max(map(len, sampling.stop), default=1) - 1
+        self._said = ""  # the end of the text that was handed out
         self._last = prompt[-1] if prompt else 0
+        # The text of the whole prompt comes with the character that its last tokens begin.
+        self._unsaid = ""
         if tokenizer.ends_inside_character(prompt):
-            self._held = self._decoder.decode(b"".join(tokenizer.TOKEN_BYTES[i] for i in prompt))
+            self._unsaid = self._decoder.decode(b"".join(tokenizer.TOKEN_BYTES[i] for i in prompt))
         self._thinking_left = self._open_thinking()
         if self._thinking_left is None:
             self._begin_answer()
@@ -171,13 +176,18 @@ class Generation:
             return ("stop", None)
         enough = len(self.output) >= sampling.min_tokens
         stops = token in sampling.stop_token_ids and enough
+        text = ""
         if not stops or sampling.include_stop:
             piece = tokenizer.token_bytes(token, skip_special=sampling.skip_special)
-            self._held += self._decoder.decode(piece)
+            text = self._decoder.decode(piece)
+            if text:
+                self._held += self._unsaid + text
+                self._unsaid = ""
         if stops:
             return ("stop", token)
         self._track_thinking(token)
-        if sampling.stop and enough and (found := self._cut_at_stop()) is not None:
+        is_late = len(self.output) > sampling.min_tokens
+        if sampling.stop and is_late and (found := self._cut_at_stop(len(text))) is not None:
             return ("stop", found)
         return ("length", None) if len(self.output) >= sampling.max_tokens else None
 
@@ -190,22 +200,27 @@ class Generation:
         elif self._thinking_left:
             self._thinking_left -= 1
 
-    def _cut_at_stop(self) -> str | None:
-        """Cut the text not yet handed out at the first stop string in it, if one is there."""
-        found = [(at, stop) for stop in self._sampling.stop if (at := self._held.find(stop)) >= 0]
-        if not found:
+    def _cut_at_stop(self, size: int) -> str | None:
+        """Cut the text at the first stop string that its last `size` characters complete."""
+        text, said = self._said + self._held, len(self._said)
+        found = [
+            (at, stop)
+            for stop in self._sampling.stop
+            if (at := text.find(stop, max(0, len(text) - size - len(stop) + 1))) >= 0
+        ]
+        if not found or not size:
             return None
         at, stop = min(found)
-        self._held = self._held[: at + (len(stop) if self._sampling.include_stop else 0)]
+        self._held = text[said : at + (len(stop) if self._sampling.include_stop else 0)]
         return stop
 
     def _take_text(self, finish: object) -> str:
         """Text that may be shown: the part that could become a stop string is held back."""
         keep = 0 if finish else self._holdback
-        if keep == 0:
-            text, self._held = self._held, ""
-            return text
-        text, self._held = self._held[:-keep], self._held[-keep:]
+        size = max(0, len(self._held) - keep)
+        text, self._held = self._held[:size], self._held[size:]
+        if self._reach:
+            self._said = (self._said + text)[-self._reach :]
         return text
 
 

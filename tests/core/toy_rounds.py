@@ -6,6 +6,7 @@ The engine's next token depends on the whole prefix, so whatever a round gets wr
 import json
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
@@ -45,7 +46,7 @@ class Engine:
     cuts: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=lambda: [1])
     is_lost: bool = False
-    bodies: list[dict] = field(default_factory=list)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
 
     def steps_of(self, api, body):
         """Return the parsed job and, for each choice, its steps."""
@@ -151,6 +152,7 @@ class Proxy:
             if seen.is_done:
                 continue
             if seen.usage is not None and not seen.indexes and _open(request, keeper.answer):
+                keeper.note(event)
                 continue
             yield keeper.note(_undone(event, seen.recomputed), seen.recomputed)
         if not self.engine.is_lost:
@@ -214,7 +216,7 @@ def _prompt_tokens(api, body, engine):
 
 def seen_by_client(stream):
     """Return what a client makes of a stream: each choice, the usage, and what all events share."""
-    choices: dict[int, dict] = {}
+    choices: dict[int, dict[str, Any]] = {}
     usage, heads, roles = None, set(), 0
     assert stream.endswith(sse.DONE)
     assert stream.count(sse.DONE) == 1
