@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pdproxy.core.api import GenerateRequest
@@ -71,6 +71,8 @@ class Round:
         prompt_tokens, cached_tokens: as the prefiller of this round counted.
         exhausted: the decoder that ran out of KV cache, None if none did.
         cut: the whole reply that it gave back.
+        facts: what its stream has said, None if there was none.
+        is_enough: asked as the answer comes: once it says so, the rest is not wanted.
     """
 
     keeper: Keeper | None = None
@@ -79,6 +81,8 @@ class Round:
     cached_tokens: int | None = None
     exhausted: Instance | None = None
     cut: CutReply | None = None
+    facts: StreamFacts | None = None
+    is_enough: Callable[[], bool] | None = None
 
     def note(self, handoff: Handoff) -> None:
         """Keep what the prefill counted."""
@@ -192,7 +196,9 @@ class Exchange:
             finally:
                 self._settle(relay.facts, handoff)
             if relay.facts.error is not None:
-                raise _told(engine_error(relay.facts.error))
+                error = engine_error(relay.facts.error)
+                error.is_told = True
+                raise error
 
     def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
         request, tools = self._request, self._tools
@@ -205,7 +211,9 @@ class Exchange:
             max_event_bytes=tools.rules.max_event_bytes,
             on_content=lambda: timeline.mark_first_content(clock()),
             keeper=self._round.keeper,
+            is_enough=self._round.is_enough,
         )
+        self._round.facts = relay.facts
         response.pipe(relay)
         return relay
 
@@ -319,8 +327,3 @@ def describe(error: PDProxyError) -> str:
     if isinstance(error, EngineAnswered):
         return f"it answered {error.engine_status}"
     return f"{error.message} ({error.detail})" if error.detail else error.message
-
-
-def _told(error: PDProxyError) -> PDProxyError:
-    error.is_told = True
-    return error

@@ -46,6 +46,7 @@ class StreamFacts:
     finished: dict[int, str] = field(default_factory=dict)
     recomputed: set[int] = field(default_factory=set)
     usage: Usage | None = None
+    has_told_usage: bool = False
     error: bytes | None = None
     is_done: bool = False
 
@@ -66,12 +67,14 @@ class StreamRelay:
         max_event_bytes: int,
         on_content: Callable[[], None],
         keeper: Keeper | None = None,
+        is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Make a relay for a stream of `choices` answers.
 
         `cached_tokens` is the prefiller's figure, which replaces the decoder's; None leaves it.
         `on_content` is called once, when the first content event is being written.
         `keeper` notes the answer, so that it can be continued.
+        `is_enough` is asked after each write: once it says so, the stream is over.
         """
         self.facts = StreamFacts()
         self._response = response
@@ -80,6 +83,7 @@ class StreamRelay:
         self._stops = stops
         self._on_content = on_content
         self._keeper = keeper
+        self._is_enough = is_enough
         self._max_event_bytes = max_event_bytes
         self._splitter = sse.EventSplitter(max_event_bytes=max_event_bytes)
         self._downstream: Downstream | None = None
@@ -190,7 +194,9 @@ class StreamRelay:
         self._note_facts(seen)
         event = self._edited(event, seen)
         self._note_start(seen, event)
-        return event if self._keeper is None or not event else self._keeper.note(event)
+        if self._keeper is not None:
+            event = self._keeper.note(event, seen.recomputed)
+        return b"" if self._is_usage_of_part(seen) else event
 
     def _note_facts(self, seen: ChunkFacts) -> None:
         facts = self.facts
@@ -198,6 +204,7 @@ class StreamRelay:
         facts.recomputed.update(seen.recomputed)
         if seen.usage is not None:
             facts.usage = seen.usage
+            facts.has_told_usage |= not (seen.indexes or facts.recomputed)
         if seen.error is not None:
             facts.error = seen.error
 
@@ -205,12 +212,13 @@ class StreamRelay:
         """Return the event less what the client must not see, with the true figures."""
         if seen.recomputed:
             event = without_recomputed(event, seen.recomputed)
-        if seen.usage is not None:
-            if self.facts.recomputed and not seen.indexes:
-                return b""  # an answer of several rounds has one usage, at its end
-            if self._cached_tokens is not None:
-                event = with_cached_tokens(event, self._cached_tokens)
+        if seen.usage is not None and self._cached_tokens is not None:
+            event = with_cached_tokens(event, self._cached_tokens)
         return without_internal(event) if seen.has_internal else event
+
+    def _is_usage_of_part(self, seen: ChunkFacts) -> bool:
+        """Tell whether an event is the usage of one round; an answer of several has one of all."""
+        return bool(self.facts.recomputed) and seen.usage is not None and not seen.indexes
 
     def _note_start(self, seen: ChunkFacts, event: bytes) -> None:
         if seen.has_content and not self._has_content:
@@ -230,8 +238,14 @@ class StreamRelay:
             self._finish(UpstreamProtocol("the decoder sent too much before any output"))
 
     def _send(self, downstream: Downstream, block: bytes) -> None:
-        downstream.write(block)
-        if downstream.is_congested:
+        try:
+            downstream.write(block)
+        except PDProxyError as error:  # what came is not what an answer goes on with
+            self._finish(error)
+            return
+        if self._is_enough is not None and self._is_enough():
+            self._finish(None)
+        elif downstream.is_congested:
             self._response.pause()
             self._rouse()
 

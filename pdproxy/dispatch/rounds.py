@@ -7,20 +7,22 @@ number, and come more slowly while they bring nothing; one round of a request ru
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from collections.abc import Callable
 
 import msgspec
 
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
-from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.api import GenerateRequest
 from pdproxy.core.instance import Instance
-from pdproxy.core.jsonfields import Raw, decode, encode, join_object, raw
+from pdproxy.core.jsonfields import Raw, decode, encode
 from pdproxy.core.keeper import Keeper
 from pdproxy.core.planner import Complete, GiveUp, Resume, Way, note_echo, plan
 from pdproxy.core.reply import Reply
+from pdproxy.core.resume import asks_ids, with_ids
 from pdproxy.core.retry import delay_s
-from pdproxy.core.seam import RoundEnd, Seam
+from pdproxy.core.seam import RoundEnd, Seam, ending, head
+from pdproxy.core.stops import hidden_stops
 from pdproxy.dispatch.generate import CutReply, Exchange, Round
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Downstream, Headers
@@ -32,7 +34,6 @@ from pdproxy.errors import (
     UpstreamError,
 )
 
-_TRUE = Raw(b"true")
 # New tokens up to which a round counts as one without progress.
 LITTLE_PROGRESS = 1
 OK = 200
@@ -52,7 +53,10 @@ class Rounds:
         self._reply: Reply | None = None
         self._headers: Headers = ()
         self._exhausted: list[Instance] = []  # decoders that ran out of KV cache on this request
-        self._idle = 0  # rounds in a row without progress
+        self._cut_by: PDProxyError | None = None  # why the last round did not end the answer
+        self._cuts = 0
+        self._idle = 0  # cut rounds in a row without progress
+        self._has_told_usage = False
 
     async def run(self) -> None:
         """Answer the request.
@@ -72,7 +76,8 @@ class Rounds:
     async def _first(self) -> bool:
         """Run the first round, again while nothing came of it; return whether all is said."""
         while True:
-            keeper = Keeper(self._answer, shows_ids=asks_ids(self._request))
+            stops = hidden_stops(self._request)
+            keeper = Keeper(self._answer, shows_ids=asks_ids(self._request), stops=stops)
             this = Round(keeper=keeper, avoid=self._exhausted)
             try:
                 await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
@@ -80,10 +85,11 @@ class Rounds:
                 if not self._is_resumable(error, has_begun=self._downstream.is_committed):
                     raise
                 self._note_first(this)
-                await self._before_round(made=_total(self._answer), error=error)
+                self._note_cut(error, made=_total(self._answer))
                 if self._downstream.is_committed or this.cut is not None:
                     self._begin_reply(this.cut)
                     return False
+                await self._before_round()
                 self._answer = Answer()
             else:
                 return True
@@ -115,8 +121,9 @@ class Rounds:
                 tools.observer.recompute_ended(account.decoder, "failed")
                 raise RecomputeUnsupported(f"the answer cannot be continued: {found.why}")
             if isinstance(found, Complete):
-                self._complete(index, found.finish_reason)
+                self._deliver(ending(self._request, self._answer, index, found.finish_reason))
                 return
+            await self._before_round()
             end = await self._round(index, found)
             if end.is_final:
                 return
@@ -126,20 +133,25 @@ class Rounds:
         if resume.way is Way.AGAIN and self._reply is not None:
             self._reply.restart(index)
         tools, choice = self._tools, self._answer.choice(index)
-        before = choice.tokens
         seam = Seam(self._request, self._answer, index, resume)
-        part = _Part(self._downstream, seam, self._reply)
-        this = Round(avoid=self._exhausted)
+        before = choice.tokens
+        part = _Part(self._downstream, seam, self._deliver)
+        this = Round(avoid=self._exhausted, is_enough=lambda: seam.end.is_stopped)
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
         except PDProxyError as error:
             if not self._is_resumable(error, has_begun=part.is_committed):
                 tools.observer.recompute_ended(self._call.account.decoder, "failed")
+                error.is_told = error.is_told and self._reply is None
                 raise
             self._note_exhausted(this)
-            await self._before_round(made=choice.tokens - before, error=error)
+            self._note_cut(error, made=choice.tokens - before)
+            is_lost = not isinstance(error, Recomputed)
         else:
             tools.observer.recompute_ended(self._call.account.decoder, "resumed")
+            is_lost = False
+        if not is_lost:
+            self._answer.give_back([index])
         computed = max(0, this.prompt_tokens - (this.cached_tokens or 0))
         tools.observer.recomputed_tokens(self._request.model, computed)
         if seam.end.completion_tokens is not None and not choice.has_all_ids:
@@ -164,25 +176,32 @@ class Rounds:
         if this.exhausted not in self._exhausted:
             self._exhausted.append(this.exhausted)
 
-    async def _before_round(self, made: int, error: PDProxyError) -> None:
+    def _note_cut(self, error: PDProxyError, made: int) -> None:
+        """Keep in mind why a round did not end the answer, and what it brought."""
+        self._cut_by = error
+        self._cuts += 1
+        self._idle = 0 if made > LITTLE_PROGRESS else self._idle + 1
+
+    async def _before_round(self) -> None:
         """Count the round to come; wait if the last ones brought nothing.
 
         Raises:
             PDProxyError: the limit of rounds is reached.
         """
         tools, account = self._tools, self._call.account
-        if account.rounds >= tools.rules.max_rounds:
+        error, self._cut_by = self._cut_by, None
+        if error is not None and self._cuts >= tools.rules.max_rounds:
             tools.observer.recompute_ended(account.decoder, "limit")
-            text = f"the answer was cut {account.rounds} times; the limit of rounds is reached"
+            text = f"the answer was cut {self._cuts} times; the limit of rounds is reached"
             raise RecomputeUnsupported(text) from error
         account.rounds += 1
-        self._idle = 0 if made > LITTLE_PROGRESS else self._idle + 1
-        if self._idle:
+        if error is not None and self._idle:
             await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
 
     def _note_first(self, this: Round) -> None:
         self._answer.prompt_tokens = this.prompt_tokens
         self._answer.cached_tokens = this.cached_tokens
+        self._has_told_usage = this.facts is not None and this.facts.has_told_usage
         self._note_exhausted(this)
 
     def _begin_reply(self, cut: CutReply | None) -> None:
@@ -192,22 +211,13 @@ class Rounds:
             indexes = set(cut.indexes)
             self._reply = Reply(self._request, self._answer, cut.fields, indexes)
 
-    def _complete(self, index: int, finish_reason: str) -> None:
-        """End a choice that was cut exactly at its limit."""
-        is_chat = self._request.api is Api.CHAT
-        choice: dict[str, object] = {"index": index}
-        choice["delta" if is_chat else "text"] = {} if is_chat else ""
-        choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
-        event: dict[str, object] = {
-            **self._answer.identity,
-            "object": "chat.completion.chunk" if is_chat else "text_completion",
-            "choices": [choice],
-        }
-        self._answer.choice(index).finish_reason = finish_reason
-        if self._reply is not None:
-            self._reply.add(event)
-        else:
-            self._downstream.write(sse.encode_data(encode(event)))
+    def _deliver(self, block: bytes) -> None:
+        """Give the client whole events of the answer; one that does not stream gets them later."""
+        if self._reply is None:
+            self._downstream.write(block)
+            return
+        for event in sse.split_block(block):
+            self._reply.add(msgspec.json.decode(sse.data_of(event)))
 
     async def _end(self) -> None:
         """Tell the client the end of an answer of several rounds."""
@@ -220,22 +230,22 @@ class Rounds:
         if self._reply is not None:
             await self._downstream.respond(OK, self._headers, self._reply.composed())
             return
-        ending = sse.DONE
-        if _wants_usage(self._request):
-            kind = "chat.completion.chunk" if self._request.api is Api.CHAT else "text_completion"
-            fields = {**self._answer.identity, "object": raw(kind), "choices": Raw(b"[]")}
-            fields["usage"] = raw(usage)
-            ending = sse.encode_data(join_object(fields)) + ending
-        self._downstream.write(ending)
+        end = sse.DONE
+        if _wants_usage(self._request) and not self._has_told_usage:
+            last = {**head(self._request, self._answer), "choices": [], "usage": usage}
+            end = sse.encode_data(encode(last)) + end
+        self._downstream.write(end)
 
 
 class _Part:
     """The way back of a further round: a Downstream whose client is the answer so far."""
 
-    def __init__(self, downstream: Downstream, seam: Seam, reply: Reply | None) -> None:
+    def __init__(
+        self, downstream: Downstream, seam: Seam, deliver: Callable[[bytes], None]
+    ) -> None:
         self._downstream = downstream
         self._seam = seam
-        self._reply = reply
+        self._deliver = deliver
         self._has_begun = False
 
     @property
@@ -255,13 +265,8 @@ class _Part:
     def write(self, block: bytes) -> None:
         """Write what the seam makes of a block."""
         stitched = self._seam.rewrite(block)
-        if not stitched:
-            return
-        if self._reply is None:
-            self._downstream.write(stitched)
-            return
-        for event in sse.split_block(stitched):
-            self._reply.add(msgspec.json.decode(sse.data_of(event)))
+        if stitched:
+            self._deliver(stitched)
 
     async def drain(self) -> None:
         """Wait for the client."""
@@ -274,19 +279,6 @@ class _Part:
 
 def _total(answer: Answer) -> int:
     return sum(choice.tokens for choice in answer.choices.values())
-
-
-def with_ids(request: GenerateRequest) -> GenerateRequest:
-    """Return the request with token ids asked for, which make a continuation exact."""
-    if asks_ids(request):
-        return request
-    return replace(request, fields={**request.fields, "return_token_ids": _TRUE})
-
-
-def asks_ids(request: GenerateRequest) -> bool:
-    """Tell whether the client asks for token ids itself."""
-    value = request.fields.get("return_token_ids")
-    return value is not None and bytes(value) == b"true"
 
 
 def _wants_usage(request: GenerateRequest) -> bool:

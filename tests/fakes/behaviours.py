@@ -235,15 +235,20 @@ def whole_body(
     is_chat = request.path.endswith("/chat/completions")
     choices: list[dict[str, Any]] = []
     for index, words in enumerate(_words(request, count)):
-        text = "".join(words)
+        text = "".join(text for text, _ in words)
         said = {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
         ends = {"finish_reason": finish_reason, "stop_reason": stop_reason}
-        choices.append({"index": index, **said, "logprobs": None, **ends})
+        ids = _ids_if_asked(request, token_ids=[token for _, token in words])
+        choices.append({"index": index, **said, "logprobs": None, **ends, **ids})
+    told = _prompt_ids_if_asked(request)
+    if not is_chat:
+        choices[0].update(told)
     return {
         **_envelope(request, "chat.completion" if is_chat else "text_completion"),
         "choices": choices,
         "usage": usage_of(request, count * len(choices)),
         "kv_transfer_params": None,
+        **(told if is_chat else {}),
     }
 
 
@@ -259,16 +264,20 @@ def stream_events(
         choice = {"index": index, **said, "logprobs": None, "finish_reason": None, **ends}
         return {**envelope, "choices": [choice]}
 
-    def says(text: str) -> dict[str, Any]:
-        return {"delta": {"content": text}} if is_chat else {"text": text}
+    def says(text: str, token: int) -> dict[str, Any]:
+        ids = _ids_if_asked(request, token_ids=[token])
+        return {"delta": {"content": text}, **ids} if is_chat else {"text": text, **ids}
 
     role = {"delta": {"role": "assistant", "content": ""}}
     events = [chunk(index, role) for index in range(len(texts))] if is_chat else []
     for step in range(count):
-        events += [chunk(index, says(words[step])) for index, words in enumerate(texts)]
+        events += [chunk(index, says(*words[step])) for index, words in enumerate(texts)]
     empty: dict[str, Any] = {"delta": {}} if is_chat else {"text": ""}
+    empty |= _ids_if_asked(request, token_ids=[])
     ends = {"finish_reason": finish_reason, "stop_reason": stop_reason}
     events += [chunk(index, empty, **ends) for index in range(len(texts))]
+    told = _prompt_ids_if_asked(request)
+    (events[0] if is_chat else events[0]["choices"][0]).update(told)
     if (request.json.get("stream_options") or {}).get("include_usage"):
         usage = usage_of(request, count * len(texts))
         events.append({**envelope, "choices": [], "usage": usage})
@@ -280,17 +289,26 @@ def stream_bytes(events: Sequence[object]) -> list[bytes]:
     return [event_bytes(event) for event in events] + [DONE]
 
 
-def _words(request: EngineRequest, count: int) -> list[list[str]]:
-    """Return the words of each choice of each prompt."""
+def _words(request: EngineRequest, count: int) -> list[list[tuple[str, int]]]:
+    """Return the text and the id of each word of each choice of each prompt."""
     if request.stale:
-        return [["STALE"] * count]
+        return [[("STALE", 0)] * count]
     body = request.json
     choices = body.get("n") or 1
     return [
-        [toy.text_of(token) for token in toy.speak(ids, count, choice=choice)]
+        [(toy.text_of(token), token) for token in toy.speak(ids, count, choice=choice)]
         for ids in toy.prompts(body)
         for choice in range(choices)
     ]
+
+
+def _ids_if_asked(request: EngineRequest, *, token_ids: list[int]) -> dict[str, Any]:
+    return {"token_ids": token_ids} if request.json.get("return_token_ids") else {}
+
+
+def _prompt_ids_if_asked(request: EngineRequest) -> dict[str, Any]:
+    asked = request.json.get("return_token_ids")
+    return {"prompt_token_ids": toy.prompts(request.json)[0]} if asked else {}
 
 
 def _envelope(request: EngineRequest, kind: str) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def _render(body: Body) -> str:
     messages = body["messages"]
     assert isinstance(messages, list)
     parts.extend(_render_message(message) for message in messages)
-    parts.append("<assistant>")
+    if body.get("add_generation_prompt") is not False:
+        parts.append("<assistant>")
     return "".join(parts)
 
 
