@@ -1,12 +1,10 @@
-"""All metrics: names, labels, buckets, and the collector that reads the fleet when scraped.
+"""The metrics that count: their names, labels and buckets; `fleet_metrics` has the gauges.
 
 Rule: labels come from closed sets. A model is a label only once an engine has taken its name, and
 only the first MAX_MODELS of them; a client cannot make series.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,18 +14,16 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
 from pdproxy import __version__
 from pdproxy.core.api import Api
 from pdproxy.core.fleet import Fleet
-from pdproxy.core.instance import Instance, Role, State
+from pdproxy.core.instance import Instance, Role
 from pdproxy.dispatch.account import Account, Outcome
+from pdproxy.runtime.fleet_metrics import FleetCollector
 
 MAX_MODELS = 64
 OTHER_MODEL = "other"
@@ -64,6 +60,7 @@ class Metrics:
         self._models: set[str] = set()
         self._in_flight = 0
         self._make_request_metrics()
+        self._make_recompute_metrics()
         self._make_engine_metrics()
         build = Gauge("pdproxy_build_info", "Always 1.", ["version"], registry=self.registry)
         build.labels(__version__).set(1)
@@ -235,6 +232,18 @@ class Metrics:
             ["instance"],
             registry=registry,
         )
+        self._by_instance = (
+            self._recomputes,
+            self._attempts,
+            self._attempt_errors,
+            self._handles_missing,
+            self._handles_abandoned,
+        )
+        for role in Role:
+            self._attempt_seconds.labels(role)
+
+    def _make_recompute_metrics(self) -> None:
+        registry = self.registry
         self._recomputes = Counter(
             "pdproxy_recomputes",
             "Further rounds of answers that a decoder gave back or lost.",
@@ -253,15 +262,6 @@ class Metrics:
             buckets=ROUND_BUCKETS,
             registry=registry,
         )
-        self._by_instance = (
-            self._recomputes,
-            self._attempts,
-            self._attempt_errors,
-            self._handles_missing,
-            self._handles_abandoned,
-        )
-        for role in Role:
-            self._attempt_seconds.labels(role)
 
     def _model(self, account: Account) -> str:
         model = account.model
@@ -306,48 +306,3 @@ def _forget_others(counter: Counter, known: set[tuple[str | None, str]]) -> None
             labels = sample.labels
             if (labels.get("role"), labels["instance"]) not in known:
                 counter.remove(*labels.values())
-
-
-class FleetCollector(Collector):
-    """Reads state and load of the instances at scrape time, so that none is kept twice."""
-
-    def __init__(self, fleet: Fleet) -> None:
-        """Make a collector for a fleet."""
-        self._fleet = fleet
-
-    def collect(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self,
-    ) -> Iterator[Metric]:
-        """Yield the gauges of all instances; those that are gone have no series."""
-        labels = ["role", "instance"]
-        up = GaugeMetricFamily("pdproxy_instance_up", "1 if it may get requests.", labels=labels)
-        states = GaugeMetricFamily(
-            "pdproxy_instance_state", "1 for the state it is in.", labels=[*labels, "state"]
-        )
-        requests = GaugeMetricFamily(
-            "pdproxy_instance_requests_in_flight", "Legs in flight.", labels=labels
-        )
-        load = GaugeMetricFamily(
-            "pdproxy_instance_load_tokens",
-            "Prompt tokens to compute, on a prefiller; KV tokens held, on a decoder.",
-            labels=labels,
-        )
-        pinned = GaugeMetricFamily(
-            "pdproxy_instance_kv_tokens", "Tokens whose KV cache is held.", labels=labels
-        )
-        for instance in self._instances():
-            key = [instance.role.value, instance.label]
-            state, held = self._fleet.state(instance), self._fleet.load(instance)
-            up.add_metric(key, float(state is State.ACTIVE))
-            for each in State:
-                if each is not State.GONE:
-                    states.add_metric([*key, each.value], float(state is each))
-            requests.add_metric(key, held.requests)
-            is_prefill = instance.role is Role.PREFILL
-            load.add_metric(key, held.compute_tokens if is_prefill else held.kv_tokens)
-            pinned.add_metric(key, held.kv_tokens)
-        yield from (up, states, requests, load, pinned)
-
-    def _instances(self) -> Iterator[Instance]:
-        for role in Role:
-            yield from self._fleet.instances(role)
