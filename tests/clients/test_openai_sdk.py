@@ -21,7 +21,8 @@ def sdk(url: str, **options: Any) -> OpenAI:
     """Return a client that neither tries again by itself nor heeds proxies of the environment."""
     # Without TLS there is nothing to verify, and certificates take long to load.
     http = DefaultHttpxClient(trust_env=False, verify=False)
-    settings = {"api_key": "sk-test", "max_retries": 0, "http_client": http, **options}
+    settings: dict[str, Any] = {"api_key": "sk-test", "max_retries": 0, "timeout": 60}
+    settings |= {"http_client": http, **options}
     return OpenAI(base_url=f"{url}/v1", **settings)
 
 
