@@ -22,35 +22,37 @@ FOREIGN_HANDLE = {
     "remote_port": 1,
     "tp_size": 1,
 }
-# The first two end a decoder process that is given them.
-HANDLES: list[Any] = [
-    pytest.param({"do_remote_prefill": True}, id="no block ids"),
-    pytest.param({"do_remote_prefill": True, "remote_block_ids": [[1]]}, id="no request id"),
-    pytest.param(FOREIGN_HANDLE, id="a foreign handle"),
-    pytest.param({"do_remote_decode": True}, id="a request for a handle"),
-    pytest.param("text", id="a text"),
-]
+# The first two end a decoder that is given them; so does the last where there is no handle.
+FORBIDDEN: list[Any] = [
+    pytest.param({"kv_transfer_params": handle}, id=name)
+    for name, handle in {
+        "no block ids": {"do_remote_prefill": True},
+        "no request id": {"do_remote_prefill": True, "remote_block_ids": [[1]]},
+        "a foreign handle": FOREIGN_HANDLE,
+        "a request for a handle": {"do_remote_decode": True},
+        "a text": "text",
+    }.items()
+] + [pytest.param({"vllm_xargs": {"kv_transfer_params": ""}}, id="in engine arguments")]
 LONG = 1500
 
 
-@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("fields", FORBIDDEN)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 async def test_kv_handle_sent_by_a_client_reaches_no_engine(
-    lab: Lab, handle: object, stream: bool
+    lab: Lab, fields: dict[str, Any], stream: bool
 ) -> None:
     for path, body in ((CHAT, lab.chat()), (COMPLETIONS, lab.completion())):
         clean = {**body, "stream": stream}
-        reply = await lab.post(path, {**clean, "kv_transfer_params": handle})
+        reply = await lab.post(path, {**clean, **fields})
 
         assert reply.status == 200
         assert reply.text == (await lab.post(path, clean)).text
 
 
-@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("fields", FORBIDDEN)
 async def test_kv_handle_reaches_no_engine_where_the_decoder_computes_alone(
-    lab: Lab, handle: object
+    lab: Lab, fields: dict[str, Any]
 ) -> None:
-    fields: dict[str, Any] = {"kv_transfer_params": handle, "temperature": 0}
     echo = lab.completion(echo=True, logprobs=1, **fields)
     listed = lab.completion(prompt=[text(5), text(90)], **fields)
     model = lab.engines.model
