@@ -70,6 +70,7 @@ class Rounds:
         note_echo(self._request, self._answer)
         for index in range(self._request.choices):
             if self._answer.choice(index).finish_reason is None:
+                self._forget_uncounted(index)
                 await self._finish_choice(index)
         await self._end()
 
@@ -210,6 +211,15 @@ class Rounds:
             self._headers = cut.headers
             indexes = set(cut.indexes)
             self._reply = Reply(self._request, self._answer, cut.fields, indexes)
+
+    def _forget_uncounted(self, index: int) -> None:
+        """Let a choice be made again of which the first reply does not tell how long it is.
+
+        A whole reply has one count for all of its choices; only ids count each.
+        """
+        choice = self._answer.choice(index)
+        if self._reply is not None and self._request.choices > 1 and not choice.has_all_ids:
+            self._reply.restart(index)
 
     def _deliver(self, block: bytes) -> None:
         """Give the client whole events of the answer; one that does not stream gets them later."""
