@@ -71,7 +71,7 @@ class Round:
         prompt_tokens, cached_tokens: as the prefiller of this round counted.
         exhausted: the decoder that ran out of KV cache, None if none did.
         cut: the whole reply that it gave back.
-        facts: what its stream has said, None if there was none.
+        facts: what the answer has said, None if there was none.
         is_enough: asked as the answer comes: once it says so, the rest is not wanted.
     """
 
@@ -81,7 +81,7 @@ class Round:
     cached_tokens: int | None = None
     exhausted: Instance | None = None
     cut: CutReply | None = None
-    facts: StreamFacts | None = None
+    facts: StreamFacts | ChunkFacts | None = None
     is_enough: Callable[[], bool] | None = None
 
     def note(self, handoff: Handoff) -> None:
@@ -251,7 +251,7 @@ class Exchange:
         except ValueError as error:
             text = "the decoder's answer is not JSON"
             raise UpstreamProtocol(text, detail=str(error)) from None
-        facts = read_body(fields, user_stops=self._request.stops)
+        facts = self._round.facts = read_body(fields, user_stops=self._request.stops)
         self._round.note(handoff)
         if facts.recomputed:
             self._round.cut = CutReply(response.headers, fields, facts.recomputed)

@@ -26,6 +26,7 @@ from pdproxy.core.stops import hidden_stops
 from pdproxy.dispatch.generate import CutReply, Exchange, Round
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Downstream, Headers
+from pdproxy.dispatch.relay import StreamFacts
 from pdproxy.dispatch.rules import TokenIds
 from pdproxy.errors import (
     PDProxyError,
@@ -200,9 +201,13 @@ class Rounds:
             await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
 
     def _note_first(self, this: Round) -> None:
+        facts = this.facts
         self._answer.prompt_tokens = this.prompt_tokens
+        if self._request.is_decode_only and facts is not None and facts.usage is not None:
+            # Without a prefill there is only an estimate.
+            self._answer.prompt_tokens = facts.usage.prompt_tokens
         self._answer.cached_tokens = this.cached_tokens
-        self._has_told_usage = this.facts is not None and this.facts.has_told_usage
+        self._has_told_usage = isinstance(facts, StreamFacts) and facts.has_told_usage
         self._note_exhausted(this)
 
     def _begin_reply(self, cut: CutReply | None) -> None:
