@@ -222,7 +222,7 @@ async def test_handle_that_is_too_old_is_replaced():
 
 
 async def test_silent_decoder_is_left_after_the_first_token_timeout():
-    async with stage(d=[behaviours.stream([ROLE], then="hang"), None], first_token_s=0.1) as play:
+    async with stage(d=[behaviours.stream([ROLE], then="hang"), None], first_token_s=0.7) as play:
         downstream = await play.run(FakeDownstream(), STREAM)
         await until(lambda: play.d[0].calls[0].closed_early)
 

@@ -113,7 +113,7 @@ async def test_refusing_instance_is_replaced():
 
 
 async def test_black_hole_is_replaced_as_nothing_was_sent():
-    quick = Timeouts(connect_s=0.1, head_s=5, idle_s=5)
+    quick = Timeouts(connect_s=0.7, head_s=5, idle_s=5)
     with black_hole() as port:
         async with stage(d=[], decode_whole=quick) as play, FakeEngine("decode") as d2:
             for address in (f"127.0.0.1:{port}", d2.address):

@@ -127,7 +127,7 @@ async def test_list_is_asked_for_each_time_if_it_shall_not_be_kept():
     ],
 )
 async def test_next_engine_is_asked_when_one_fails(wrong):
-    async with application(rules={"models_s": 0.1}) as made:
+    async with application(rules={"models_s": 1.0}) as made:
         made.play.p[0].routes[MODELS] = wrong
         reply = await get(made.port, MODELS)
 
