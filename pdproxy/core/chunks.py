@@ -14,6 +14,7 @@ import msgspec
 
 from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import JsonFields, decode, encode, join_object, raw, split_object
+from pdproxy.core.plain import as_whole
 from pdproxy.core.sse import data_of, encode_data, with_data
 from pdproxy.errors import PDProxyError
 
@@ -23,6 +24,7 @@ INTERNAL_FIELDS = ("kv_transfer_params", "ec_transfer_params")
 _DONE_DATA = b"[DONE]"
 _NULL = msgspec.Raw(b"null")
 _EMPTY: JsonFields = {}
+_MAX_COUNT = 2**53  # metrics are floats, which count exactly up to here
 
 # Where engines put generated output, in a delta, a message, or a completion's choice itself.
 _TEXT_FIELDS = ("content", "text", "reasoning", "reasoning_content", "refusal")
@@ -280,7 +282,9 @@ def _usage(value: object) -> Usage | None:
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) else None
+    """Return a number of tokens; what none can be would break counters and loads."""
+    count = as_whole(value)
+    return count if count is not None and 0 <= count <= _MAX_COUNT else None
 
 
 def _value(value: msgspec.Raw | None) -> object:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Annotated
 
 import msgspec
 
@@ -23,6 +24,8 @@ _ID_LISTS = re.compile(rb'token_ids"\s*:\s*\[[^\]]*\]')
 _ID_LIST = b'token_ids":[%d]'  # as engines write a list of one
 _NO_IDS = b'token_ids":null'
 _NO_STOPS: frozenset[str] = frozenset()
+_MAX_ID = 2**63 - 1  # of the array that keeps them
+_TokenID = Annotated[int, msgspec.Meta(ge=0, le=_MAX_ID)]
 
 
 class _PlainDelta(msgspec.Struct, gc=False):
@@ -45,7 +48,7 @@ class _PlainChoice(msgspec.Struct, gc=False):
     finish_reason: None = None
     stop_reason: None = None
     prompt_token_ids: None = None
-    token_ids: tuple[int, ...] | None = None
+    token_ids: tuple[_TokenID, ...] | None = None
 
 
 class _PlainChunk(msgspec.Struct, gc=False):
@@ -246,8 +249,11 @@ def _note_text(kept: ChoiceAnswer, choice: _PlainChoice) -> bool:
 
 
 def _note_ids(kept: ChoiceAnswer, ids: object, *, is_shown: bool) -> None:
-    new = [each for each in as_list(ids) if isinstance(each, int)]
+    given = as_list(ids)
+    new = [each for each in given if isinstance(each, int) and 0 <= each <= _MAX_ID]
     kept.token_ids.extend(new)
+    if len(new) < len(given):
+        kept.has_all_ids = False
     if not is_shown:
         return
     kept.outputs += 1

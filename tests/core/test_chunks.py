@@ -334,6 +334,9 @@ def test_an_empty_finish_reason_is_none():
         ({"prompt_tokens_details": {"cached_tokens": None}}, Usage(0, 0, None)),
         ({"prompt_tokens_details": {"cached_tokens": 64}}, Usage(0, 0, 64)),
         ({"prompt_tokens_details": []}, Usage(0, 0, None)),
+        ({"prompt_tokens": -7, "completion_tokens": True}, Usage(0, 0, None)),
+        ({"prompt_tokens": 10**400, "completion_tokens": 2**53 + 1}, Usage(0, 0, None)),
+        ({"prompt_tokens_details": {"cached_tokens": -1}}, Usage(0, 0, None)),
     ],
     ids=str,
 )
