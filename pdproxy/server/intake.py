@@ -22,6 +22,8 @@ from pdproxy.errors import (
 from pdproxy.server.context import Context, ServerRules
 
 BEARER = "bearer"
+# What reading a body raises that cannot be decompressed, or whose framing is broken.
+UNREADABLE = (RequestPayloadError, ClientPayloadError, web.HTTPException)
 
 
 def open_account(context: Context, request: web.Request, endpoint: str) -> Account:
@@ -73,8 +75,13 @@ async def read_body(context: Context, request: web.Request) -> bytes:
         raise BodyTimeout("the body did not arrive in time") from None
     except HTTPRequestEntityTooLarge:
         raise BodyTooLarge(f"the body is larger than {limit} bytes") from None
-    except (RequestPayloadError, ClientPayloadError, web.HTTPException) as error:
-        raise InvalidRequest("the body cannot be read", detail=str(error)) from None
+    except UNREADABLE as error:
+        raise unreadable(error) from None
+
+
+def unreadable(error: Exception) -> InvalidRequest:
+    """Return what a client is told whose body raised one of `UNREADABLE`."""
+    return InvalidRequest("the body cannot be read", detail=str(error))
 
 
 def engine_headers(context: Context, request: web.Request, content_type: str | None) -> HeaderList:

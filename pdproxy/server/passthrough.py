@@ -18,7 +18,7 @@ from pdproxy.errors import BodyTooLarge
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.generate import counted
-from pdproxy.server.intake import engine_headers, read_body
+from pdproxy.server.intake import UNREADABLE, engine_headers, read_body, unreadable
 
 # The label of all these requests in metrics, since a path can be anything.
 ENDPOINT = "passthrough"
@@ -61,11 +61,14 @@ async def _body(
 
 async def _chunks(request: web.Request, limit: int) -> AsyncIterator[bytes]:
     size = 0
-    async for chunk in request.content.iter_any():
-        size += len(chunk)
-        if size > limit:
-            raise BodyTooLarge(f"the body is larger than {limit} bytes")
-        yield chunk
+    try:
+        async for chunk in request.content.iter_any():
+            size += len(chunk)
+            if size > limit:
+                raise BodyTooLarge(f"the body is larger than {limit} bytes")
+            yield chunk
+    except UNREADABLE as error:
+        raise unreadable(error) from None
 
 
 def _length(request: web.Request) -> int | None:

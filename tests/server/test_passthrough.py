@@ -97,6 +97,15 @@ async def test_compressed_body_arrives_unpacked():
 
 
 @pytest.mark.parametrize("kind", ["application/json", "text/x"])
+async def test_body_that_cannot_be_unpacked_is_refused(kind):
+    async with application() as made:
+        headers = [("Content-Type", kind), ("Content-Encoding", "gzip")]
+        reply = await ask(made.port, "POST", PATH, b"this is no gzip", headers)
+
+        assert (reply.status, reply.error["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/x"])
 async def test_body_over_the_limit_is_refused(kind):
     async with application() as made:
         body = b'{"a": "' + b"x" * (1 << 20) + b'"}'
