@@ -8,6 +8,10 @@ from __future__ import annotations
 import logging
 import sys
 
+from aiohttp.http import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
+
 from pdproxy.core.jsonfields import encode
 from pdproxy.dispatch.account import Account, Outcome
 
@@ -26,6 +30,35 @@ def setup_logging(level: str, log_format: str) -> None:
     # What libraries say below a warning is about their insides.
     for library in ("aiohttp", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    logging.getLogger("aiohttp.server").addFilter(_is_worth_a_line)
+    logging.getLogger("aiohttp.server").addFilter(CLIENT_FAULTS)
+
+
+class _ClientFaults(logging.Filter):
+    """Shortens what the library says of requests that are no HTTP to one line.
+
+    Its traceback is no fault of this program, and quotes the request: keys, prompts.
+    """
+
+    def filter(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, record: logging.LogRecord
+    ) -> bool:
+        """Let every record pass."""
+        fault = record.exc_info[1] if record.exc_info else None
+        if isinstance(fault, HttpProcessingError | RequestPayloadError):
+            record.msg, record.args = "%s: %s", (record.getMessage(), type(fault).__name__)
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.exc_info = record.exc_text = None
+        return True
+
+
+CLIENT_FAULTS = _ClientFaults()
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Drop what is a client's malformed HTTP: it is answered 400, and could flood the log."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    return not isinstance(error, HttpProcessingError)
 
 
 class JSONFormatter(logging.Formatter):

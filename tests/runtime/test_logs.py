@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import sys
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
+from aiohttp.web_protocol import RequestPayloadError
 
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.logs import (
+from tests.fakes.proxy import running_proxy
+    CLIENT_FAULTS,
     MAX_MODEL_CHARACTERS,
     TEXT_FORMAT,
     JSONFormatter,
@@ -185,3 +190,62 @@ def test_log_goes_to_standard_error_in_the_chosen_format(log_format, kind):
         root.setLevel(level)
         logging.getLogger("aiohttp").setLevel(library_level)
         logging.getLogger("asyncio").setLevel(logging.NOTSET)
+
+
+def library_record(fault: Exception) -> logging.LogRecord:
+    """Return what the library logs when it fails to handle a request."""
+    trace = (type(fault), fault, None)
+    text = "Error handling request from %s"
+    return logging.LogRecord("aiohttp.server", logging.ERROR, "f", 1, text, ("10.0.0.1",), trace)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [BadHttpMessage("X-Key: secret\x01"), RequestPayloadError("secret")],
+    ids=["head", "body"],
+)
+def test_request_that_is_no_http_is_one_line_that_quotes_nothing_of_it(fault):
+    record = library_record(fault)
+
+    assert CLIENT_FAULTS.filter(record)
+
+    line = logging.Formatter(TEXT_FORMAT).format(record)
+    assert line.endswith(
+        f"WARNING aiohttp.server: Error handling request from 10.0.0.1: {type(fault).__name__}"
+    )
+    assert "secret" not in line
+
+
+def test_bug_in_a_handler_keeps_its_traceback():
+    record = library_record(ValueError("a bug"))
+
+    assert CLIENT_FAULTS.filter(record)
+
+    assert "ValueError: a bug" in logging.Formatter(TEXT_FORMAT).format(record)
+
+
+def test_the_librarys_server_log_is_filtered():
+    root, server = logging.getLogger(), logging.getLogger("aiohttp.server")
+    before, level = root.handlers[:], root.level
+    try:
+        setup_logging("INFO", "text")
+
+        assert CLIENT_FAULTS in server.filters
+    finally:
+        server.removeFilter(CLIENT_FAULTS)
+        root.handlers[:] = before
+        root.setLevel(level)
+        for library in ("aiohttp", "asyncio"):
+            logging.getLogger(library).setLevel(logging.NOTSET)
+
+
+async def test_malformed_http_of_a_client_is_answered_400_and_not_logged() -> None:
+    async with running_proxy([], [], wait_ready=False) as proxy:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+            writer.write(b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n")
+            head = await reader.readline()
+            writer.close()
+
+    assert b" 400 " in head
+    assert "Traceback" not in proxy.log_text()
