@@ -14,8 +14,8 @@ from enum import Enum, auto
 
 from pdproxy.core.jsonfields import Raw
 
-# Pieces of text are joined when so many have gathered: a long answer stays one string, and a
-# token costs an append.
+# So many pieces of text are joined into a longer one: a token costs an append, and a long answer
+# is not kept as a small string for each.
 _JOIN_AT = 256
 
 
@@ -31,25 +31,24 @@ class Phase(Enum):
 class Text:
     """Text that grows by pieces."""
 
-    __slots__ = ("_pieces",)
+    __slots__ = ("_joined", "_pieces")
 
     def __init__(self, start: str = "") -> None:
+        self._joined: list[str] = []
         self._pieces = [start] if start else []
 
     def add(self, piece: str) -> None:
-        """Append a piece."""
+        """Append a piece that is not empty."""
         self._pieces.append(piece)
         if len(self._pieces) > _JOIN_AT:
-            self._pieces = ["".join(self._pieces)]
+            self._joined.append("".join(self._pieces))
+            self._pieces.clear()
 
     def __str__(self) -> str:  # type: ignore[explicit-override] # typing.override is new in 3.12
-        return "".join(self._pieces)
+        return "".join((*self._joined, *self._pieces))
 
     def __bool__(self) -> bool:
-        return any(self._pieces)
-
-    def __len__(self) -> int:
-        return sum(map(len, self._pieces))
+        return bool(self._joined or self._pieces)
 
 
 @dataclass(slots=True)
@@ -180,9 +179,12 @@ class ChoiceAnswer:
         is kept.
         """
         kept = self.whole
-        tail = self.token_ids[kept:]
-        if reasoning_end_id is not None and reasoning_end_id in tail:
-            kept += tail.index(reasoning_end_id) + 1
+        marker = 0  # ids up to the end of the reasoning
+        if reasoning_end_id is not None and reasoning_end_id in self.token_ids:
+            marker = self.token_ids.index(reasoning_end_id) + 1
+        if marker >= kept:
+            # Behind it text has come without ids only, if at all.
+            kept = max(marker, self.flushed) if self.text else marker
         return self.token_ids[:kept].tolist()
 
 

@@ -171,11 +171,14 @@ class _Cut:
 
     @property
     def is_at_limit(self) -> bool:
-        limit, choice = output_limit(self.request), self.choice
+        """Whether no token is left of the client's limit, or of what the model takes."""
+        limit, room = output_limit(self.request), self.abilities.max_model_len
+        choice = self.choice
         tokens = choice.tokens
         if choice.has_all_ids:
             tokens = max(tokens, len(choice.resumable_ids(self.abilities.reasoning_end_id)))
-        return limit is not None and tokens >= limit
+        is_full = room is not None and self.answer.prompt_tokens + tokens >= room
+        return is_full or (limit is not None and tokens >= limit)
 
     @property
     def has_ids(self) -> bool:

@@ -46,7 +46,11 @@ class Repeated:
         What was cut there is a character of several bytes, so behind it stands no ASCII.
         """
         begin = self._seen.rfind(self._tail)
-        end = begin + len(self._tail)
-        rest = self._seen[end:]
-        is_repeated = begin >= 0 and end >= self._least and not rest[:_NEAR].isascii()
-        return rest if is_repeated else self._seen
+        while begin + len(self._tail) >= self._least:
+            rest = self._seen[begin + len(self._tail) :]
+            if not rest[:_NEAR].isascii():
+                return rest
+            begin = self._seen.rfind(self._tail, 0, begin + len(self._tail) - 1)
+            if begin < 0:
+                break
+        return self._seen

@@ -24,6 +24,8 @@ _FALSE = Raw(b"false")
 _COMPLETIONS_LIMIT = 16
 # A round whose end of context is not known ends after so many tokens and is followed by another.
 _UNTOLD_LIMIT = 1024
+# Tokens of the shortest round: it must bring more than a part of a character.
+_LEAST_PROGRESS = 4
 
 # A further round has one choice and does not repeat the prompt; the prompt's log-probabilities
 # came in the first round, and a stream may not ask for them.
@@ -173,6 +175,7 @@ def by_thought(
         # Until `min_tokens` nothing stops an engine, but no end of reasoning comes either. So the
         # round is asked for without both, and ends where the client's stops begin to count.
         given = []
+        least = max(least, _LEAST_PROGRESS)
         has_own_limit |= least < limit
         fields = {**_without(fields, "stop"), "max_tokens": raw(min(least, limit))}
     asked = replace(resume.request, fields={**fields, "stop_token_ids": raw([*given, end_id])})
@@ -196,6 +199,8 @@ def by_turn(request: GenerateRequest, choice: ChoiceAnswer, *, end_id: int | Non
     if messages is None:
         return None
     kept = max(len(choice.resumable_ids(end_id)), choice.flushed)
+    if not choice.text and end_id is not None and end_id in choice.token_ids:
+        kept = choice.token_ids.index(end_id) + 1  # all that the turn says
     tokens = kept if choice.has_all_ids else choice.tokens
     fields = request.fields
     if choice.thoughts:
@@ -221,9 +226,10 @@ def _next(
     options = as_object(plain(fields.get("stream_options")))
     kept["stream_options"] = raw({**options, "include_usage": True})
     kept["return_token_ids"] = _TRUE
+    asked = replace(request, fields={**kept, **changes})
     return replace(
-        request,
-        fields={**kept, **changes},
+        asked,
+        max_output_tokens=output_limit(asked),
         choices=1,
         wants_stream=True,
         prompts=(),

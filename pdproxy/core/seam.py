@@ -21,6 +21,7 @@ from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
 from pdproxy.core.stops import hidden_stops
 from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, put_in_front
+from pdproxy.errors import RecomputeUnsupported
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
@@ -67,15 +68,17 @@ class Seam:
         self._before = self._choice.tokens  # output tokens of the earlier rounds
         is_replay = resume.way is Way.REPLAY
         self._offset = self._choice.echoed if is_replay else self._choice.next_offset
-        self._skip = Skip(self._choice) if is_replay else None
+        self._skip = Skip(self._choice) if is_replay else _told(self._choice, resume)
         self._withheld = Withheld(request, self._choice, resume)
         self._repeated = self._prompt_text()
+        self._is_at_own_limit = False
 
     def rewrite(self, block: bytes) -> bytes:
         """Return what the client gets of a block of the round.
 
         Raises:
-            RecomputeUnsupported: the round does not repeat what the client has already.
+            RecomputeUnsupported: the round does not repeat what the client has already, or it
+                could go on in the same way for ever.
         """
         return b"".join(self._event(event) for event in sse.split_block(block))
 
@@ -93,15 +96,22 @@ class Seam:
             return b""
         if chunk.get("error") is not None:
             return event
+        choices = as_objects(chunk.get("choices"))
+        if self._resume.way is Way.AGAIN:  # the same prompt, of which nothing may be known yet
+            note_head(self._answer, chunk, choices)
+        stitched = self._choice_event(chunk, choices[0]) if choices else b""
+        self._note_usage(chunk)
+        if self._is_at_own_limit and self._choice.whole == self._choice.started:
+            raise RecomputeUnsupported("the answer cannot be continued: a round brought nothing")
+        return stitched
+
+    def _note_usage(self, chunk: Object) -> None:
+        """Note what the engine counted; where it gives no ids, that is what counts."""
         counted = as_whole(as_object(chunk.get("usage")).get("completion_tokens"))
         if counted is not None:
             self.end.completion_tokens = counted
             if not self._choice.has_all_ids:
                 self._choice.outputs = self._before + counted
-        choices = as_objects(chunk.get("choices"))
-        if self._resume.way is Way.AGAIN:  # the same prompt, of which nothing may be known yet
-            note_head(self._answer, chunk, choices)
-        return self._choice_event(chunk, choices[0]) if choices else b""
 
     def _choice_event(self, chunk: Object, choice: Object) -> bytes:
         choice = self._translated(choice)
@@ -159,8 +169,8 @@ class Seam:
             return
         resume = self._resume
         self.end.is_at_marker = resume.stop_id is not None and stop == resume.stop_id
-        is_at_own_limit = resume.has_own_limit and reason == "length"
-        is_none = self.end.is_at_marker or is_at_own_limit
+        self._is_at_own_limit = resume.has_own_limit and reason == "length"
+        is_none = self.end.is_at_marker or self._is_at_own_limit
         self.end.is_final = not (is_none or is_recomputed(choice, self._request.stops))
         if not self.end.is_final:
             choice["finish_reason"] = None
@@ -186,8 +196,8 @@ def ending(request: GenerateRequest, answer: Answer, index: int, finish_reason: 
     choice["delta" if request.api is Api.CHAT else "text"] = {} if request.api is Api.CHAT else ""
     put_in_front(kept.held, choice, kept.reasoning_field)
     choice |= {"logprobs": None, "finish_reason": finish_reason, "stop_reason": None}
+    note_choice(kept, {**choice, "token_ids": [] if kept.has_all_ids else None})
     choice["token_ids"] = [] if asks_ids(request) else None
-    note_choice(kept, choice)
     event = sse.encode_data(encode({**head(request, answer), "choices": [choice]}))
     return b"".join((*kept.released(), event))
 
@@ -200,11 +210,19 @@ def _settle(choice: ChoiceAnswer, resume: Resume) -> None:
         choice.held = Held()
         choice.outputs = 0
     choice.waiting = _kept_waiting(choice, kept)
-    del choice.token_ids[kept:]
+    # Ids that were told stay: the round makes them again, and then they are left out.
+    told = choice.whole if resume.way is Way.TURN else 0
+    del choice.token_ids[max(kept, told) :]
     choice.shown = choice.started = len(choice.token_ids)
     choice.flushed = 0
     choice.is_flushed = False
     choice.lags = bool(hidden_stops(resume.request))
+
+
+def _told(choice: ChoiceAnswer, resume: Resume) -> Skip | None:
+    """Return what leaves out the ids that were told but that the round makes again."""
+    ids = choice.token_ids[resume.kept_ids :] if resume.way is Way.TURN else None
+    return Skip(ChoiceAnswer(token_ids=ids)) if ids else None
 
 
 def _kept_waiting(choice: ChoiceAnswer, kept: int) -> list[tuple[int, bytes]]:

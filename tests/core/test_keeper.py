@@ -8,6 +8,7 @@ from pdproxy.core import sse
 from pdproxy.core.answer import Answer, Held
 from pdproxy.core.keeper import Keeper, without_ids
 from tests.core.making import chat_event, chunks_of, event, text_event
+from tests.properties import UNHURRIED
 
 ROLE = chat_event({"role": "assistant", "content": ""}, prompt_token_ids=[1, 2])
 
@@ -331,6 +332,7 @@ def test_lists_of_ids_become_null(given, hidden):
     assert without_ids(b"data: " + body % given + b"\n\n") == b"data: " + body % hidden + b"\n\n"
 
 
+@UNHURRIED
 @given(st.text(), st.lists(st.integers(0, 1 << 31)), st.booleans())
 def test_hiding_ids_changes_no_text(text, ids, has_spaces):
     value = {"text": text, "token_ids": ids, "choices": [{"prompt_token_ids": ids, text: "x"}]}
