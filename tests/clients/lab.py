@@ -124,7 +124,9 @@ async def everything(
 async def proxy(
     prefillers: tuple[Sim, ...], decoders: tuple[Sim, ...], *args: str
 ) -> AsyncIterator[Worker]:
-    argv = ["--host", HOST, "--port", str(free_port()), "--shutdown-grace", "1", *args]
+    argv = ["--host", HOST, "--port", str(free_port()), "--shutdown-grace", "1"]
+    # A busy machine may stand still for longer than a connection may take by default.
+    argv += ["--connect-timeout", "60", *args]
     for flag, engines in (("--prefillers", prefillers), ("--decoders", decoders)):
         if engines:
             argv += [flag, *(f"{engine.host}:{engine.port}" for engine in engines)]

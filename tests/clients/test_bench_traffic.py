@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,11 +28,12 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 REQUESTS = 200
 AT_ONCE = 50
-TOKENS = 32
-STEP_S = 0.01
+TOKENS = 16
+STEP_S = 0.025
+IDEAL_S = REQUESTS / AT_ONCE * TOKENS * STEP_S
 # How much longer a run may take than one on the engine alone.
 SLOWER, SLOWER_S = 1.5, 0.5
-ROUNDS = 3  # a busy machine may spoil one
+ROUNDS = 4  # a busy machine may spoil one
 
 
 @pytest.fixture
@@ -160,7 +162,7 @@ async def test_bench_serve_is_as_fast_as_the_engine_and_counts_every_token(
         prefillers = [f"{engine.host}:{engine.port}" for engine in fleet.prefillers]
         decoders = [f"{engine.host}:{engine.port}" for engine in fleet.decoders]
         async with running_proxy(prefillers, decoders) as proxy:
-            for _ in range(ROUNDS):
+            while len(times) < ROUNDS and not any(map(is_as_fast, times)):
                 direct_s, expected = await bench(session, fleet.decoders[0].url)
                 through_s, results = await bench(session, proxy.url)
                 times.append((direct_s, through_s))
@@ -171,10 +173,16 @@ async def test_bench_serve_is_as_fast_as_the_engine_and_counts_every_token(
                     assert result.deltas == other.deltas
                     assert result.text == other.text
                     assert result.prompt_tokens == other.prompt_tokens
-                if through_s <= direct_s * SLOWER + SLOWER_S:
-                    break
 
-    assert any(through_s <= direct_s * SLOWER + SLOWER_S for direct_s, through_s in times), times
+    if not any(map(is_as_fast, times)):
+        if min(direct_s for direct_s, _ in times) > IDEAL_S * SLOWER:
+            pytest.skip(f"the engine alone cannot keep its pace on this machine now: {times}")
+        raise AssertionError(times)
+
+
+def is_as_fast(times: tuple[float, float]) -> bool:
+    direct_s, through_s = times
+    return through_s <= direct_s * SLOWER + SLOWER_S
 
 
 async def test_bench_serve_finds_the_model_and_the_tokenizer(
@@ -200,7 +208,8 @@ async def test_bench_serve_finds_the_model_and_the_tokenizer(
 async def test_aiperf_looks_at_the_metrics_and_its_ids_come_through(
     lab: Lab, session: aiohttp.ClientSession
 ) -> None:
-    ids = {"X-Request-ID": "run-1", "X-Correlation-ID": "session-1", "X-Session-Affinity": "s-1"}
+    run = f"run-{uuid.uuid4()}"
+    ids = {"X-Request-ID": run, "X-Correlation-ID": "session-1", "X-Session-Affinity": "s-1"}
 
     async with session.head(f"{lab.url}/metrics") as head:
         assert head.status == 200
@@ -216,10 +225,10 @@ async def test_aiperf_looks_at_the_metrics_and_its_ids_come_through(
     helped = [line.split()[2] for line in text.splitlines() if line.startswith("# HELP ")]
     assert names == helped
     assert not any(":" in name for name in names)
-    assert response.headers["x-request-id"] == "run-1"
+    assert response.headers["x-request-id"] == run
     assert body.endswith(b"data: [DONE]\n\n")
     for engines in (lab.prefillers, lab.decoders):
-        seen = [r.headers for e in engines for r in e.requests if "run-1" in str(r.headers)]
+        seen = [r.headers for e in engines for r in e.requests if run in str(r.headers)]
         assert len(seen) == 1
         assert seen[0]["X-Correlation-ID"] == "session-1"
         assert seen[0]["X-Session-Affinity"] == "s-1"

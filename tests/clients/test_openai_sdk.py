@@ -374,14 +374,16 @@ def test_nobody_listening_is_a_connection_error() -> None:
 
 
 @pytest.mark.parametrize("fault", ["error_after", "drop_after"])
-def test_failure_in_a_stream_is_raised_where_it_happens(
-    lab: Lab, client: OpenAI, fault: str
-) -> None:
+def test_failure_in_a_stream_is_raised_where_it_happens(lab: Lab, fault: str) -> None:
     for engine in lab.decoders:
         setattr(engine.faults, fault, [5])
     chunks: list[Any] = []
 
-    with pytest.raises(openai.APIError) as found:
+    with (
+        lab.another_proxy("--continue-lost", "off") as worker,
+        sdk(f"http://{HOST}:{worker.port}") as client,
+        pytest.raises(openai.APIError) as found,
+    ):
         keep(chat(**asked.EXACT).create(client, stream=True), chunks)
 
     assert not isinstance(found.value, openai.APIStatusError)
@@ -394,6 +396,38 @@ def keep(stream: Any, chunks: list[Any]) -> None:
     """Keep each chunk of a stream that may raise at any of them."""
     for chunk in stream:
         chunks.append(chunk)  # noqa: PERF402 - a list that is made at once would be lost
+
+
+@pytest.mark.parametrize("fault", ["recompute_after", "drop_after"])
+def test_stream_that_a_decoder_gives_up_goes_on_unnoticed(
+    lab: Lab, client: OpenAI, plain: OpenAI, fault: str
+) -> None:
+    request = chat("Continue", **asked.EXACT)
+    expected = request.create(plain)
+    for engine in lab.decoders:
+        setattr(engine.faults, fault, [5])
+
+    chunks = list(request.create(client, **asked.USAGE_IN_STREAM))
+
+    assert not all(getattr(engine.faults, fault) for engine in lab.decoders)
+    assert text_of(chunks) == expected.choices[0].message.content
+    assert len({chunk.id for chunk in chunks}) == 1
+    ends = [c.finish_reason for chunk in chunks for c in chunk.choices if c.finish_reason]
+    assert ends == ["length"]
+    assert chunks[-1].usage.completion_tokens == expected.usage.completion_tokens
+
+
+def test_answer_that_a_decoder_gives_up_goes_on_unnoticed(
+    lab: Lab, client: OpenAI, plain: OpenAI
+) -> None:
+    request = chat("Continue", **asked.EXACT)
+    for engine in lab.decoders:
+        engine.faults.recompute_after = [5]
+
+    answer = request.create(client)
+
+    assert not all(engine.faults.recompute_after for engine in lab.decoders)
+    assert lasting(answer) == lasting(request.create(plain))
 
 
 def test_broken_stream_before_its_output_is_not_noticed(lab: Lab, client: OpenAI) -> None:

@@ -33,6 +33,9 @@ from tests.fakes.suspensions import Suspensions
 from tests.fakes.waiting import until
 
 PASSED_ON = "/v1/audio/transcriptions"
+# A busy machine may stand still for longer than a connection may take by default.
+PATIENT = ("--connect-timeout", "60")
+ARGUMENTS = (*PATIENT, "--retry-delay", "0", "--stream-buffer-bytes", "1024")
 
 
 class NoRoster:
@@ -137,7 +140,7 @@ async def stage_of(
         fleet = Fleet(board, policies, time.monotonic)
         for engine in engines:
             fleet.add(Role(engine.role), Endpoint.parse(engine.address), state=State.ACTIVE)
-        settings = load_settings(["--retry-delay", "0", "--stream-buffer-bytes", "1024"], {})
+        settings = load_settings([*ARGUMENTS], {})
         metrics = Metrics(fleet)
         engine_client = EngineClient(client_limits(settings))
         stack.push_async_callback(engine_client.close)

@@ -75,6 +75,7 @@ async def hear(_: EngineRequest, answer: Answer) -> None:
 PROMPTS = ["un", "deux", "trois"]
 LOST = fails_first(behaviours.reset)
 BUSY = fails_first(behaviours.error(500))
+RECOMPUTED = fails_first(behaviours.recompute(2))
 SCENARIOS = {
     "stream": Scenario(CHAT, chat(stream=True)),
     "document": Scenario(CHAT, chat()),
@@ -89,6 +90,8 @@ SCENARIOS = {
     "decode-again-document": Scenario(CHAT, chat(), d=[BUSY], least_suspensions=4),
     "slow-client": Scenario(CHAT, chat(stream=True), d=[flood], reads_late=True),
     "refused": Scenario(CHAT, chat(stream=True), d=[behaviours.error(400)]),
+    "continued": Scenario(CHAT, chat(stream=True), d=[RECOMPUTED], least_suspensions=5),
+    "continued-document": Scenario(CHAT, chat(), d=[RECOMPUTED], least_suspensions=4),
     "given-back": Scenario(CHAT, chat(stream=True), d=[behaviours.recompute(2)]),
     "passed-on": Scenario(PASSED_ON, b"\x00" * 100_000, d=[hear], least_suspensions=2),
 }

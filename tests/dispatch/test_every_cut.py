@@ -20,8 +20,10 @@ from tests.fakes.client import Reply, assert_ends_in_error, assert_whole_stream
 Leaving = Literal["close", "reset"]
 
 AT_ONCE = 32  # requests in flight
-ONE_ATTEMPT = ("--max-retries", "1", "--continue-lost", "off")
-TWO_ATTEMPTS = ("--max-retries", "2", "--retry-delay", "0", "--continue-lost", "off")
+# A busy machine may stand still for longer than a connection may take by default.
+PATIENT = ("--connect-timeout", "60", "--continue-lost", "off")
+ONE_ATTEMPT = (*PATIENT, "--max-retries", "1")
+TWO_ATTEMPTS = (*PATIENT, "--max-retries", "2", "--retry-delay", "0")
 
 ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}}]}
 TEXT = "oui"
