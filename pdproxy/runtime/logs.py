@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import sys
 
-from aiohttp.http import HttpProcessingError
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -30,7 +29,6 @@ def setup_logging(level: str, log_format: str) -> None:
     # What libraries say below a warning is about their insides.
     for library in ("aiohttp", "asyncio"):
         logging.getLogger(library).setLevel(logging.WARNING)
-    logging.getLogger("aiohttp.server").addFilter(_is_worth_a_line)
     logging.getLogger("aiohttp.server").addFilter(CLIENT_FAULTS)
 
 
@@ -53,12 +51,6 @@ class _ClientFaults(logging.Filter):
 
 
 CLIENT_FAULTS = _ClientFaults()
-
-
-def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Drop what is a client's malformed HTTP: it is answered 400, and could flood the log."""
-    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-    return not isinstance(error, HttpProcessingError)
 
 
 class JSONFormatter(logging.Formatter):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -15,7 +14,6 @@ from aiohttp.web_protocol import RequestPayloadError
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.logs import (
-from tests.fakes.proxy import running_proxy
     CLIENT_FAULTS,
     MAX_MODEL_CHARACTERS,
     TEXT_FORMAT,
@@ -237,15 +235,3 @@ def test_the_librarys_server_log_is_filtered():
         root.setLevel(level)
         for library in ("aiohttp", "asyncio"):
             logging.getLogger(library).setLevel(logging.NOTSET)
-
-
-async def test_malformed_http_of_a_client_is_answered_400_and_not_logged() -> None:
-    async with running_proxy([], [], wait_ready=False) as proxy:
-        for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-            writer.write(b"GET / HTTP/1.1\r\nBad Header: x\r\n\r\n")
-            head = await reader.readline()
-            writer.close()
-
-    assert b" 400 " in head
-    assert "Traceback" not in proxy.log_text()
