@@ -66,7 +66,8 @@ class Round:
     """What an exchange is told by the rounds around it, and what it tells them.
 
     Attributes:
-        keeper: notes the answer as it passes; None if it is not to be continued.
+        new_keeper: makes what notes the answer of one attempt as it passes; None if it is not to
+            be continued.
         avoid: decoders to leave out while there are others.
         prompt_tokens, cached_tokens: as the prefiller of this round counted.
         exhausted: the decoder that ran out of KV cache, None if none did.
@@ -75,7 +76,7 @@ class Round:
         is_enough: asked as the answer comes: once it says so, the rest is not wanted.
     """
 
-    keeper: Keeper | None = None
+    new_keeper: Callable[[], Keeper] | None = None
     avoid: Sequence[Instance] = ()
     prompt_tokens: int = 0
     cached_tokens: int | None = None
@@ -129,6 +130,7 @@ class Exchange:
                 if verdict is None:
                     return
                 if verdict in _FRESH:
+                    self._suspect_owner(handoff)
                     self._drop(handoff)
                     handoff = None
         finally:
@@ -203,6 +205,7 @@ class Exchange:
     def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
         request, tools = self._request, self._tools
         timeline, clock = self._call.account.timeline, tools.clock
+        new_keeper = self._round.new_keeper
         relay = StreamRelay(
             response,
             choices=request.choices,
@@ -210,7 +213,7 @@ class Exchange:
             stops=request.stops,
             max_event_bytes=tools.rules.max_event_bytes,
             on_content=lambda: timeline.mark_first_content(clock()),
-            keeper=self._round.keeper,
+            keeper=None if new_keeper is None else new_keeper(),
             is_enough=self._round.is_enough,
         )
         self._round.facts = relay.facts
@@ -262,8 +265,8 @@ class Exchange:
         body = body if kept is fields else join_object(kept)
         if handoff.cached_tokens is not None:
             body = with_cached_tokens(body, handoff.cached_tokens)
-        if self._round.keeper is not None:
-            body = self._round.keeper.hide(body)
+        if self._round.new_keeper is not None:
+            body = self._round.new_keeper().hide(body)
         await self._downstream.respond(response.status, response.headers, body)
 
     async def _before_retry(self, role: Role, error: PDProxyError) -> Verdict:
@@ -305,6 +308,18 @@ class Exchange:
             return True
         needs_prefill = verdict in _FRESH and not self._request.is_decode_only
         return needs_prefill and made[Role.PREFILL] >= most
+
+    def _suspect_owner(self, handoff: Handoff) -> None:
+        """Leave out the prefiller of a handle that was no good, while there is one without fault.
+
+        Its KV transfer may be broken though it answers.
+        """
+        if handoff.handle is None or handoff.lease is None:
+            return
+        owner, failed = handoff.lease.instance, self._attempts.failed[Role.PREFILL]
+        others = self._tools.fleet.available(Role.PREFILL)
+        if any(other is not owner and other not in failed for other in others):
+            failed.append(owner)
 
     def _is_stale(self, handoff: Handoff) -> bool:
         if handoff.handle is None:

@@ -84,7 +84,9 @@ def log_access(account: Account) -> None:
 def access_fields(account: Account) -> dict[str, object]:
     """Return what the access line says; what is not known is left out."""
     timeline = account.timeline
-    tpot_s = None if account.output_tokens is None else timeline.tpot_s(account.output_tokens)
+    tpot_s = None
+    if account.is_stream and account.output_tokens is not None:
+        tpot_s = timeline.tpot_s(account.output_tokens)
     fields: dict[str, object | None] = {
         "request_id": account.request_id,
         "client": account.client,

@@ -473,3 +473,11 @@ async def test_silent_prefiller_is_a_timeout():
 
     assert isinstance(error, UpstreamTimeout)
     assert error.phase == "head"
+
+
+async def test_prefiller_of_a_handle_that_failed_is_left_for_another():
+    """Its KV transfer may be broken though it answers, and no decoder could then load from it."""
+    async with stage(p=[None, None], d=[behaviours.error(500, "KV load failed"), None]) as play:
+        await play.run(FakeDownstream(), CHAT)
+
+    assert [len(engine.calls) for engine in play.p] == [1, 1]
