@@ -44,37 +44,46 @@ class AbilityBook:
     async def find(
         self, client: EngineClient, fleet: Fleet, model: str, headers: HeaderList
     ) -> Abilities:
-        """Return the abilities of a model's engines."""
-        if self._given is not None:
-            return Abilities(reasoning_end_id=self._given)
+        """Return the abilities of a model's engines; what no engine tells now is asked again."""
         found = self._known.get(model)
+        if found is not None:
+            return found
+        found = await self._ask(client, fleet, model, headers)
         if found is None:
-            found = Abilities(reasoning_end_id=await _reasoning_end(client, fleet, model, headers))
-            if len(self._known) < MAX_MODELS:
-                self._known[model] = found
+            return Abilities(reasoning_end_id=self._given)
+        if len(self._known) < MAX_MODELS:
+            self._known[model] = found
         return found
 
-
-async def _reasoning_end(
-    client: EngineClient, fleet: Fleet, model: str, headers: HeaderList
-) -> int | None:
-    for text in REASONING_ENDS:
-        ids = await _tokenize(client, fleet, encode(_question(model, text)), headers)
-        if ids is None:
-            return None
-        if len(ids) == 1:
-            return ids[0]
-    return None
+    async def _ask(
+        self, client: EngineClient, fleet: Fleet, model: str, headers: HeaderList
+    ) -> Abilities | None:
+        """Ask for each known end of reasoning, until one is a single token."""
+        end_id, length = self._given, None
+        for text in REASONING_ENDS:
+            answer = await _tokenize(client, fleet, encode(_question(model, text)), headers)
+            if answer is None:
+                return None
+            ids, length = answer.get("tokens"), answer.get("max_model_len")
+            if end_id is None and isinstance(ids, list) and len(ids) == 1:
+                end_id = ids[0]
+            if end_id is not None:
+                break
+        return Abilities(
+            reasoning_end_id=end_id, max_model_len=length if isinstance(length, int) else None
+        )
 
 
 def _question(model: str, text: str) -> dict[str, object]:
-    return {"model": model, "prompt": text, "add_special_tokens": False}
+    question: dict[str, object] = {"prompt": text, "add_special_tokens": False}
+    # A request that names no model gets the only one there is, and so does the question.
+    return {"model": model, **question} if model else question
 
 
 async def _tokenize(
     client: EngineClient, fleet: Fleet, body: bytes, headers: HeaderList
-) -> list[int] | None:
-    """Return the ids of a text; None if no engine tells."""
+) -> dict[str, object] | None:
+    """Return what /tokenize says of a text; None if no engine tells."""
     for instance in fleet.available(Role.DECODE):
         try:
             response = await client.send(
@@ -82,10 +91,9 @@ async def _tokenize(
             )
             with response:
                 answer = await response.read(_MAX_BYTES)
-        except UpstreamError:
+            plain = decode(answer) if response.status == _OK else None
+        except (UpstreamError, ValueError):
             continue
-        if response.status == _OK:
-            plain = decode(answer)
-            ids = plain.get("tokens") if isinstance(plain, dict) else None
-            return ids if isinstance(ids, list) else None
+        if isinstance(plain, dict):
+            return plain
     return None

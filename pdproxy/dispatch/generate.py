@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
 from pdproxy.core.fleet import Lease
-from pdproxy.core.instance import Instance, Role
-from pdproxy.core.jsonfields import JsonFields, join_object, split_object
-from pdproxy.core.keeper import Keeper
+from pdproxy.core.instance import Role
+from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.core.retry import Verdict, delay_s, judge
 from pdproxy.dispatch.account import Outcome
 from pdproxy.dispatch.attempts import Attempts
@@ -31,8 +28,9 @@ from pdproxy.dispatch.legs import (
     prefill_cost,
     without_prefill,
 )
-from pdproxy.dispatch.ports import Downstream, Headers
+from pdproxy.dispatch.ports import Downstream
 from pdproxy.dispatch.relay import StreamFacts, StreamRelay, engine_error
+from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.errors import (
     EngineAnswered,
     NoInstance,
@@ -50,45 +48,6 @@ EVENT_STREAM = "text/event-stream"
 FAILED_FINISHES = frozenset({"error", "abort"})
 _ELSEWHERE_ONLY = frozenset({Verdict.ONLY_ELSEWHERE, Verdict.FRESH_PREFILL_ONLY_ELSEWHERE})
 _FRESH = frozenset({Verdict.FRESH_PREFILL, Verdict.FRESH_PREFILL_ONLY_ELSEWHERE})
-
-
-@dataclass(frozen=True, slots=True)
-class CutReply:
-    """A whole reply in which the choices of `indexes` were given back."""
-
-    headers: Headers
-    fields: JsonFields
-    indexes: frozenset[int]
-
-
-@dataclass(slots=True)
-class Round:
-    """What an exchange is told by the rounds around it, and what it tells them.
-
-    Attributes:
-        new_keeper: makes what notes the answer of one attempt as it passes; None if it is not to
-            be continued.
-        avoid: decoders to leave out while there are others.
-        prompt_tokens, cached_tokens: as the prefiller of this round counted.
-        exhausted: the decoder that ran out of KV cache, None if none did.
-        cut: the whole reply that it gave back.
-        facts: what the answer has said, None if there was none.
-        is_enough: asked as the answer comes: once it says so, the rest is not wanted.
-    """
-
-    new_keeper: Callable[[], Keeper] | None = None
-    avoid: Sequence[Instance] = ()
-    prompt_tokens: int = 0
-    cached_tokens: int | None = None
-    exhausted: Instance | None = None
-    cut: CutReply | None = None
-    facts: StreamFacts | ChunkFacts | None = None
-    is_enough: Callable[[], bool] | None = None
-
-    def note(self, handoff: Handoff) -> None:
-        """Keep what the prefill counted."""
-        self.prompt_tokens = handoff.prompt_tokens
-        self.cached_tokens = handoff.cached_tokens
 
 
 class Exchange:
@@ -182,7 +141,7 @@ class Exchange:
         tools, request = self._tools, self._request
         started = tools.clock()
         async with decode(tools, request, self._call, lease, handoff) as response:
-            if not (response.header("content-type") or "").startswith(EVENT_STREAM):
+            if not (response.header("content-type") or "").lower().startswith(EVENT_STREAM):
                 handoff.release()
                 await self._respond(response, handoff)
                 return

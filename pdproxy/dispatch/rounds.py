@@ -23,10 +23,11 @@ from pdproxy.core.resume import asks_ids, with_ids
 from pdproxy.core.retry import delay_s
 from pdproxy.core.seam import RoundEnd, Seam, ending, head
 from pdproxy.core.stops import hidden_stops
-from pdproxy.dispatch.generate import CutReply, Exchange, Round
+from pdproxy.dispatch.generate import Exchange
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.dispatch.relay import StreamFacts
+from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.dispatch.rules import TokenIds
 from pdproxy.errors import (
     PDProxyError,
@@ -37,6 +38,9 @@ from pdproxy.errors import (
 
 # New tokens up to which a round counts as one without progress.
 LITTLE_PROGRESS = 1
+# One cut may need rounds for the end of the reasoning, for the content, and for other choices. The
+# factor bounds what a decoder that is lost under a large `n` can set off.
+ROUNDS_PER_CUT = 4
 OK = 200
 
 
@@ -56,6 +60,7 @@ class Rounds:
         self._exhausted: list[Instance] = []  # decoders that ran out of KV cache on this request
         self._cut_by: PDProxyError | None = None  # why the last round did not end the answer
         self._cuts = 0
+        self._rounds = 1
         self._idle = 0  # cut rounds in a row without progress
         self._has_told_usage = False
 
@@ -78,9 +83,7 @@ class Rounds:
     async def _first(self) -> bool:
         """Run the first round, again while nothing came of it; return whether all is said."""
         while True:
-            stops = hidden_stops(self._request)
-            keeper = Keeper(self._answer, shows_ids=asks_ids(self._request), stops=stops)
-            this = Round(keeper=keeper, avoid=self._exhausted)
+            this = Round(new_keeper=self._new_keeper, avoid=self._exhausted)
             try:
                 await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
             except PDProxyError as error:
@@ -92,9 +95,14 @@ class Rounds:
                     self._begin_reply(this.cut)
                     return False
                 await self._before_round()
-                self._answer = Answer()
             else:
                 return True
+
+    def _new_keeper(self) -> Keeper:
+        """Begin the answer anew: what an attempt said of which nothing was delivered is none."""
+        self._answer = Answer()
+        stops = hidden_stops(self._request)
+        return Keeper(self._answer, shows_ids=asks_ids(self._request), stops=stops)
 
     def _asked(self) -> GenerateRequest:
         """Return the request of the first round, with token ids asked for where they may serve."""
@@ -192,11 +200,14 @@ class Rounds:
         """
         tools, account = self._tools, self._call.account
         error, self._cut_by = self._cut_by, None
-        if error is not None and self._cuts >= tools.rules.max_rounds:
+        limit = tools.rules.max_rounds
+        is_cut_out = error is not None and self._cuts >= limit
+        if is_cut_out or self._rounds >= limit * ROUNDS_PER_CUT:
             tools.observer.recompute_ended(account.decoder, "limit")
             text = f"the answer was cut {self._cuts} times; the limit of rounds is reached"
             raise RecomputeUnsupported(text) from error
         account.rounds += 1
+        self._rounds += 1
         if error is not None and self._idle:
             await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
 

@@ -44,7 +44,8 @@ def encode_head(
         method: an upper-case token.
         target: path and query, percent-encoded, such as `/v1/models?x=1`.
         host: from `host_line`.
-        headers: names and values; values are sent as latin-1.
+        headers: names and values; values are sent as UTF-8, bytes that are none as they came
+            (`surrogateescape`), which is how the server reads them.
         framing: `CHUNKED`, from `length_line`, or "" for a request without a body.
 
     Raises:
@@ -63,9 +64,9 @@ def encode_head(
     if head.count("\n") != line_count or "\r" in head or "\0" in head:
         raise errors.InvalidRequest("a header value holds a line end or a NUL")
     try:
-        return (head.replace("\n", "\r\n") + "\r\n").encode("latin-1")
+        return (head.replace("\n", "\r\n") + "\r\n").encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
-        raise errors.InvalidRequest("a header value holds a character outside latin-1") from None
+        raise errors.InvalidRequest("a header value holds what no text can hold") from None
 
 
 def _checked_target(target: str) -> str:
