@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -120,6 +119,12 @@ def _entries(logprobs: dict[str, Any] | None) -> list[Any]:
     if not logprobs:
         return []
     if "content" in logprobs:
-        return [json.dumps(entry) for entry in logprobs["content"]]
+        return [_without_repeats(entry) for entry in logprobs["content"]]
     columns = (logprobs["tokens"], logprobs["token_logprobs"], logprobs["text_offset"])
     return list(zip(*columns, strict=True))
+
+
+def _without_repeats(entry: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what the simulated model gives twice: its alternatives may be the chosen token."""
+    known = {each["token"]: each for each in entry["top_logprobs"]}
+    return {**entry, "top_logprobs": known}
