@@ -88,8 +88,9 @@ class Exchange:
                 verdict = await self._decode(handoff)
                 if verdict is None:
                     return
-                if verdict in _FRESH:
+                if verdict is Verdict.FRESH_PREFILL:
                     self._suspect_owner(handoff)
+                if verdict in _FRESH:
                     self._drop(handoff)
                     handoff = None
         finally:
