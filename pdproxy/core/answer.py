@@ -83,6 +83,8 @@ class ChoiceAnswer:
             held back when it gives a choice back. Half a character may be among the last of them.
         is_flushed: the engine gave the choice back and so holds back none of its text.
         lags: the engine was asked so that it holds back text.
+        is_outrun: the ids may tell of text that was not delivered, since an engine was lost with
+            what it held back; a replay that is cut again does not tell how far it came.
         is_from_whole: it was read from a reply that was not streamed. Of such a reply the parsers
             look at the new text only, so its text may stand in the wrong field (vLLM 0.32).
         outputs: events with output, or tokens by the engine's own count, where it gives no ids.
@@ -105,6 +107,7 @@ class ChoiceAnswer:
     flushed: int = 0
     is_flushed: bool = False
     lags: bool = False
+    is_outrun: bool = False
     is_from_whole: bool = False
     outputs: int = 0
     has_all_ids: bool = True

@@ -51,7 +51,7 @@ from pdproxy.core.resume import (
     by_turn,
     output_limit,
 )
-from pdproxy.core.stops import hidden_stops
+from pdproxy.core.stops import holds_back
 
 __all__ = [
     "Abilities",
@@ -184,8 +184,9 @@ class _Cut:
     def has_ids(self) -> bool:
         """Whether the ids of prompt and output are known, and say no more than the text."""
         choice = self.choice
-        lags = (choice.lags or bool(hidden_stops(self.request))) and not choice.is_flushed
-        return choice.has_all_ids and not lags and prompt_ids(self.request, self.answer) is not None
+        lags = (choice.lags or holds_back(self.request)) and not choice.is_flushed
+        is_known = choice.has_all_ids and not lags and not choice.is_outrun
+        return is_known and prompt_ids(self.request, self.answer) is not None
 
     def from_start(self, why: str) -> Plan:
         """Make the answer again, if the client has seen none of it or will see the same."""

@@ -19,7 +19,7 @@ from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, 
 from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
-from pdproxy.core.stops import hidden_stops
+from pdproxy.core.stops import hidden_stops, holds_back
 from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, put_in_front
 from pdproxy.errors import RecomputeUnsupported
 
@@ -64,7 +64,7 @@ class Seam:
         self._index = index
         self._resume = resume
         self._choice = answer.choice(index)
-        _settle(self._choice, resume)
+        _settle(request, self._choice, resume)
         self._before = self._choice.tokens  # output tokens of the earlier rounds
         is_replay = resume.way is Way.REPLAY
         self._offset = self._choice.echoed if is_replay else self._choice.next_offset
@@ -202,8 +202,10 @@ def ending(request: GenerateRequest, answer: Answer, index: int, finish_reason: 
     return b"".join((*kept.released(), event))
 
 
-def _settle(choice: ChoiceAnswer, resume: Resume) -> None:
+def _settle(request: GenerateRequest, choice: ChoiceAnswer, resume: Resume) -> None:
     """Drop what the round makes again."""
+    is_behind = (choice.lags or holds_back(request)) and not choice.is_flushed
+    choice.is_outrun = resume.way is Way.REPLAY and (choice.is_outrun or is_behind)
     kept = resume.kept_ids
     if resume.way in (Way.AGAIN, Way.REPLAY):
         kept = 0 if resume.way is Way.AGAIN else max(choice.shown, choice.flushed)
@@ -216,7 +218,7 @@ def _settle(choice: ChoiceAnswer, resume: Resume) -> None:
     choice.shown = choice.started = len(choice.token_ids)
     choice.flushed = 0
     choice.is_flushed = False
-    choice.lags = bool(hidden_stops(resume.request))
+    choice.lags = holds_back(resume.request)
 
 
 def _told(choice: ChoiceAnswer, resume: Resume) -> Skip | None:

@@ -23,6 +23,11 @@ def hidden_stops(request: GenerateRequest) -> frozenset[str]:
     return frozenset() if shows_stops(request) else request.stops
 
 
+def holds_back(request: GenerateRequest) -> bool:
+    """Tell whether an engine holds back text: what may be all of a stop string but its end."""
+    return any(len(stop) > 1 for stop in hidden_stops(request))
+
+
 def start_of_stop(text: str, stops: Collection[str]) -> int:
     """Return how many characters at the end of a text may be the start of a stop string."""
     longest = max(map(len, stops), default=0)

@@ -7,8 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from pdproxy.sim.config import SimConfig
 from tests.cases.cuts import HASTE, cut_after, decodes, ends, prefills
 from tests.cases.scene import CHAT, COMPLETIONS, Scene, chat, completion, scene
+from tests.cases.sims import sims, told
 from tests.fakes import behaviours, client, toy
 from tests.fakes.answer import Answer, EngineRequest
 from tests.fakes.behaviours import Behaviour
@@ -269,6 +271,28 @@ async def test_lost_decoder_is_followed_by_another_without_a_word_twice(words, i
     assert ends(reply) == ["length"]
     assert reply.chunks_of_json[-1]["usage"]["completion_tokens"] == 9
     assert [call.stale for call in decodes(stage)] == [False, False]
+
+
+@pytest.mark.case("C71")
+@pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("stop", "drops"),
+    [(" zz", [2, 1, 2]), (" zz", [2, 2, 3, 1, 4]), (".", [2, 1]), (".", [2, 1, 2, 2])],
+)
+async def test_what_a_lost_decoder_held_back_is_made_again(temperature, stop, drops):
+    body = {"messages": [{"role": "user", "content": "word 0"}], "stream": True, "max_tokens": 9}
+    body |= {"temperature": temperature, "stop": [stop], "include_stop_str_in_output": True}
+    thinker = SimConfig(eos_odds=1 << 30, reasoning=True, reasoning_tokens=6)
+
+    async with sims(thinker, "--token-ids", "always") as stage:
+        stage.decoder.faults.drop_after[:] = drops
+        given, uncut = await stage.both(CHAT, body)
+
+    # In reasoning engines are asked so that they hold text back, which ids alone do not bring.
+    if temperature and len(stop) > 1:
+        assert "cannot be continued" in assert_ends_in_error(given)["message"]
+        return
+    assert told(given) == told(uncut)
 
 
 @pytest.mark.case("C71")
