@@ -14,6 +14,7 @@ import msgspec
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
 from pdproxy.core.api import GenerateRequest
+from pdproxy.core.chunks import ChunkFacts
 from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import Raw, decode, encode
 from pdproxy.core.keeper import Keeper
@@ -156,16 +157,15 @@ class Rounds:
                 raise
             self._note_exhausted(this)
             self._note_cut(error, made=choice.tokens - before)
-            is_lost = not isinstance(error, Recomputed)
+            if isinstance(error, Recomputed):
+                self._answer.give_back([index])
         else:
             tools.observer.recompute_ended(self._call.account.decoder, "resumed")
-            is_lost = False
-        if not is_lost:
             self._answer.give_back([index])
         computed = max(0, this.prompt_tokens - (this.cached_tokens or 0))
         tools.observer.recomputed_tokens(self._request.model, computed)
-        if seam.end.completion_tokens is not None and not choice.has_all_ids:
-            choice.outputs = before + seam.end.completion_tokens
+        if this.facts is not None and this.facts.usage is not None and not choice.has_all_ids:
+            choice.outputs = before + this.facts.usage.completion_tokens
         return seam.end
 
     def _is_resumable(self, error: PDProxyError, *, has_begun: bool) -> bool:
@@ -175,8 +175,7 @@ class Rounds:
         """
         if isinstance(error, Recomputed):
             return True
-        is_lost = isinstance(error, UpstreamError) and has_begun
-        return is_lost and self._tools.rules.continue_lost
+        return has_begun and isinstance(error, UpstreamError) and self._tools.rules.continue_lost
 
     def _note_exhausted(self, this: Round) -> None:
         """Keep in mind who could not go on."""
@@ -218,8 +217,17 @@ class Rounds:
             # Without a prefill there is only an estimate.
             self._answer.prompt_tokens = facts.usage.prompt_tokens
         self._answer.cached_tokens = this.cached_tokens
+        self._count_exactly(facts)
         self._has_told_usage = isinstance(facts, StreamFacts) and facts.has_told_usage
         self._note_exhausted(this)
+
+    def _count_exactly(self, facts: StreamFacts | ChunkFacts | None) -> None:
+        """Take the engine's count where it gives no ids: several tokens may come in one event."""
+        choice = self._answer.choices.get(0)
+        if choice is None or choice.has_all_ids or self._request.choices > 1:
+            return
+        if facts is not None and facts.usage is not None:
+            choice.outputs = max(choice.outputs, facts.usage.completion_tokens)
 
     def _begin_reply(self, cut: CutReply | None) -> None:
         """Take up a whole reply that was cut; the client was sent nothing of it."""
