@@ -1,0 +1,98 @@
+"""A stream whose decoder was lost goes on at another, without a word twice or missing."""
+
+from __future__ import annotations
+
+import pytest
+
+from pdproxy.sim.config import SimConfig
+from tests.cases.cuts import decodes, ends
+from tests.cases.scene import CHAT, COMPLETIONS, chat, completion, scene
+from tests.cases.sims import sims, told
+from tests.fakes import behaviours, toy
+from tests.fakes.answer import Answer, EngineRequest
+from tests.fakes.behaviours import Behaviour
+from tests.fakes.client import assert_ends_in_error, assert_whole_stream
+
+
+def breaks_after(words: int) -> Behaviour:
+    """A decoder whose connection breaks behind so many words; 0 is behind the role."""
+
+    async def behaviour(request: EngineRequest, answer: Answer) -> None:
+        is_chat = request.path == CHAT
+        events = behaviours.stream_events(request, words + 1, "length")[: words + is_chat]
+        await answer.start_stream()
+        await answer.chunk(b": hello\n\n")
+        for event in events:
+            await answer.event(event)
+        answer.reset()
+
+    return behaviour
+
+
+@pytest.mark.case("C71")
+@pytest.mark.parametrize("words", [0, 1, 5])
+@pytest.mark.parametrize("ids", ["auto", "always"])
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_lost_decoder_is_followed_by_another_without_a_word_twice(words, ids, path):
+    make = chat if path == CHAT else completion
+    body = make(stream=True, max_tokens=9, stream_options={"include_usage": True})
+    d = behaviours.one_after_another(breaks_after(words), behaviours.decode)
+
+    async with scene([None], [d, d], "--token-ids", ids) as stage:
+        reply = await stage.post(path, body)
+        await stage.assert_quiescent()
+
+    assert_whole_stream(reply)
+    assert reply.text == toy.answer(body, 9)
+    assert ends(reply) == ["length"]
+    assert reply.chunks_of_json[-1]["usage"]["completion_tokens"] == 9
+    assert [call.stale for call in decodes(stage)] == [False, False]
+
+
+@pytest.mark.case("C71")
+@pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    ("stop", "drops"),
+    [(" zz", [2, 1, 2]), (" zz", [2, 2, 3, 1, 4]), (".", [2, 1]), (".", [2, 1, 2, 2])],
+)
+async def test_what_a_lost_decoder_held_back_is_made_again(temperature, stop, drops):
+    body = {"messages": [{"role": "user", "content": "word 0"}], "stream": True, "max_tokens": 9}
+    body |= {"temperature": temperature, "stop": [stop], "include_stop_str_in_output": True}
+    thinker = SimConfig(eos_odds=1 << 30, reasoning=True, reasoning_tokens=6)
+
+    async with sims(thinker, "--token-ids", "always") as stage:
+        stage.decoder.faults.drop_after[:] = drops
+        given, uncut = await stage.both(CHAT, body)
+
+    # In reasoning engines are asked so that they hold text back, which ids alone do not bring.
+    if temperature and len(stop) > 1:
+        assert "cannot be continued" in assert_ends_in_error(given)["message"]
+        return
+    assert told(given) == told(uncut)
+
+
+@pytest.mark.case("C71")
+@pytest.mark.parametrize("words", [1, 5])
+async def test_with_continue_lost_off_a_lost_decoder_is_an_error(words):
+    body = chat(stream=True, max_tokens=9)
+
+    async with scene([None], [breaks_after(words)] * 2, "--continue-lost", "off") as stage:
+        reply = await stage.post(CHAT, body)
+
+    assert_ends_in_error(reply)
+    assert reply.text == toy.answer(body, words)
+    assert len(decodes(stage)) == 1
+
+
+@pytest.mark.case("C71")
+async def test_headers_and_a_comment_are_no_begun_answer():
+    d = behaviours.one_after_another(
+        behaviours.stream([b": hello\n\n"], then="reset"), behaviours.decode
+    )
+    body = chat(stream=True, max_tokens=4)
+
+    async with scene([None], [d, d], "--continue-lost", "off") as stage:
+        reply = await stage.post(CHAT, body)
+
+    assert_whole_stream(reply)
+    assert reply.text == toy.answer(body, 4)
