@@ -14,6 +14,10 @@ MAX_FUNCTION_LINES = 60
 
 # Modules without a test file of their own name, and the file that tests them instead.
 TESTED_ELSEWHERE = {
+    "core/judge": "tests/core/test_fleet.py",
+    "core/lease": "tests/core/test_fleet.py",
+    "core/members": "tests/core/test_fleet.py",
+    "core/record": "tests/runtime/test_roster.py",
     "connectors/base": "tests/connectors/test_registry.py",
     "dispatch/ports": "tests/dispatch/test_generate.py",
     "dispatch/abilities": "tests/cases/test_recompute_fields.py",
@@ -38,9 +42,7 @@ TESTED_ELSEWHERE = {
 }
 
 # Longer than they should be, with what they may have at most; the numbers may only go down.
-LONG_FILES = {
-    "core/fleet": 330,
-}
+LONG_FILES: dict[str, int] = {}
 
 
 def modules() -> list[Path]:

@@ -34,6 +34,13 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Source(StrEnum):
+    """Who wants an instance; only the same takes it back by leaving it out."""
+
+    CONFIGURED = "configured"  # flags, environment, file
+    CALL = "call"  # POST /instances/add
+
+
 class State(StrEnum):
     """Where an instance is in its life."""
 

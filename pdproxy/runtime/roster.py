@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_attempt, wait_fixed
 
 from pdproxy.core.fleet import Fleet
-from pdproxy.core.instance import Endpoint, Instance, Role, State
+from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
+from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.tasks import spawn
 from pdproxy.upstream.prober import Prober
 
@@ -82,30 +83,64 @@ class FleetRoster:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def add(self, role: Role, endpoint: Endpoint) -> bool:
-        """Let an engine join once it answers; False if it is known or pending already."""
-        instance, is_new = self._fleet.add(role, endpoint)
+    async def add(self, role: Role, endpoint: Endpoint) -> Change:
+        """Let an engine join once it answers; one that is draining takes requests again."""
+        known = self._fleet.find(role, endpoint)
+        was = self._fleet.state(known) if known is not None else State.GONE
+        instance, is_new = self._fleet.add(role, endpoint, source=Source.CALL)
         if is_new:
             logger.info("%s %s is waited for", role, instance.label)
             self._joining[instance] = spawn(self._join(instance), name=f"join {instance.label}")
-        return is_new
+            return Change.WAITING
+        if was is not State.DRAINING:
+            return Change.UNCHANGED
+        logger.info("%s %s takes requests again", role, instance.label)
+        return Change.RESTORED
 
-    def remove(self, instance: Instance) -> None:
+    async def remove(self, role: Role, endpoint: Endpoint) -> Change:
         """Take an instance out of service; its running requests end as usual."""
+        instance = self._fleet.find(role, endpoint)
+        if instance is None:
+            return Change.UNKNOWN
         if (task := self._joining.pop(instance, None)) is not None:
             task.cancel()
-        if self._fleet.state(instance) in _WAITING:
-            self._fleet.set_state(instance, State.GONE)
-        else:
-            self._fleet.set_state(instance, State.DRAINING)
+        was = self._fleet.state(instance)
+        self._fleet.set_state(instance, State.GONE if was is State.JOINING else State.DRAINING)
         state = self._fleet.state(instance)
-        logger.info("%s %s is %s", instance.role, instance.label, state)
+        if state is not was:
+            logger.info("%s %s is %s", role, instance.label, state)
         if state is State.GONE:
             self._on_gone(instance)
+            return Change.GONE
+        return Change.DRAINING
 
-    def is_pending(self, instance: Instance) -> bool:
-        """Whether it was added by a call and has not answered a probe yet."""
-        return instance in self._joining
+    async def drain(self, role: Role, endpoint: Endpoint, deadline_s: float | None) -> Change:
+        """Do as `remove` does; `deadline_s` has no effect yet."""
+        return await self.remove(role, endpoint)
+
+    async def undrain(self, role: Role, endpoint: Endpoint) -> Change:
+        """Let a draining instance take requests again."""
+        if self._fleet.find(role, endpoint) is None:
+            return Change.UNKNOWN
+        return await self.add(role, endpoint)
+
+    async def describe(self) -> list[InstanceRecord]:
+        """Return all instances, prefillers first, in order of registration."""
+        return [self._record(i) for role in Role for i in self._fleet.instances(role)]
+
+    def _record(self, instance: Instance) -> InstanceRecord:
+        fleet = self._fleet
+        load = fleet.load(instance)
+        return InstanceRecord(
+            role=instance.role,
+            instance=instance.label,
+            state=fleet.state(instance),
+            state_age_s=fleet.state_age_s(instance),
+            requests=load.requests,
+            compute_tokens=load.compute_tokens,
+            kv_tokens=load.kv_tokens,
+            capacity_tokens=fleet.capacity_tokens(instance),
+        )
 
     async def _join(self, instance: Instance) -> None:
         """Probe one that was added by a call until it answers or its attempts are spent."""
@@ -136,7 +171,7 @@ class FleetRoster:
             await asyncio.sleep(self._rules.probe_interval_s * spread)
             try:
                 await self._probe_waiting()
-                self._fleet.forget_old_lessons()
+                self._fleet.judge.forget_old_lessons()
             except Exception:
                 # A watch that dies would leave ejected instances out for ever.
                 logger.exception("a round of probes failed by a bug; the next one goes on")

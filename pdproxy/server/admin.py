@@ -13,6 +13,7 @@ from aiohttp import web
 from pdproxy.core.api import parse_object
 from pdproxy.core.instance import Endpoint, Instance, Role
 from pdproxy.core.jsonfields import Raw, decode
+from pdproxy.core.record import Change
 from pdproxy.errors import Forbidden, InvalidRequest, PDProxyError, Unauthorized
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
@@ -31,7 +32,8 @@ async def add(context: Context, request: web.Request) -> web.Response:
         role, endpoints = await _read(context, request)
     except PDProxyError as error:
         return _refusal(error)
-    queued = [str(e) for e in endpoints if context.roster.add(role, e)]
+    changes = {str(e): await context.roster.add(role, e) for e in endpoints}
+    queued = [name for name, change in changes.items() if change is Change.WAITING]
     if queued:
         return _state(context, f"Instances {queued} are waiting to be added.")
     return _state(context, f"add {role} instances: {[str(e) for e in endpoints]}.")
@@ -43,13 +45,9 @@ async def remove(context: Context, request: web.Request) -> web.Response:
         role, endpoints = await _read(context, request)
     except PDProxyError as error:
         return _refusal(error)
-    names = [str(e) for e in endpoints]
-    fleet = context.tools.fleet
-    found = [i for e in endpoints if (i := fleet.find(role, e)) is not None]
-    is_busy = any(fleet.load(instance).requests for instance in found)
-    for instance in found:
-        context.roster.remove(instance)
-    if is_busy:
+    changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
+    names = list(changes)
+    if Change.DRAINING in changes.values():
         return _state(context, f"Instances {names} are isolated and waiting to be removed.")
     return _state(context, f"remove {role} instances: {names}.")
 

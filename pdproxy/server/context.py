@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from pdproxy.core.instance import Endpoint, Instance, Role
+from pdproxy.core.instance import Endpoint, Role
+from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
 
@@ -65,18 +66,29 @@ class RequestObserver(Protocol):
 
 
 class Roster(Protocol):
-    """Who lets instances join: known to the server, run by the worker."""
+    """Who owns the states of the instances; all that goes in and out is a plain value.
 
-    def add(self, role: Role, endpoint: Endpoint) -> bool:
-        """Let an engine join once it answers; False if it is known or pending already."""
+    Each call has its effect once however often it is repeated, and says what it did.
+    """
+
+    async def add(self, role: Role, endpoint: Endpoint) -> Change:
+        """Let an engine join once it answers; one that is draining takes requests again."""
         ...
 
-    def remove(self, instance: Instance) -> None:
+    async def remove(self, role: Role, endpoint: Endpoint) -> Change:
         """Take an instance out of service; its running requests end as usual."""
         ...
 
-    def is_pending(self, instance: Instance) -> bool:
-        """Whether it was added by a call and has not answered a probe yet."""
+    async def drain(self, role: Role, endpoint: Endpoint, deadline_s: float | None) -> Change:
+        """Do as `remove` does; what still runs after `deadline_s` is cut."""
+        ...
+
+    async def undrain(self, role: Role, endpoint: Endpoint) -> Change:
+        """Let a draining instance take requests again."""
+        ...
+
+    async def describe(self) -> list[InstanceRecord]:
+        """Return all instances, prefillers first, in order of registration."""
         ...
 
 

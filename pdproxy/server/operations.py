@@ -74,8 +74,8 @@ async def metrics(context: Context, _request: web.Request) -> web.Response:
 
 def listed(context: Context, role: Role) -> list[Instance]:
     """Return the instances that callers are told of: all but those that have yet to join."""
-    instances = context.tools.fleet.instances(role)
-    return [i for i in instances if not context.roster.is_pending(i)]
+    fleet = context.tools.fleet
+    return [i for i in fleet.instances(role) if not fleet.is_pending(i)]
 
 
 class Models:

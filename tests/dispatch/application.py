@@ -19,6 +19,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Load, LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
+from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.legs import Tools
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.rules import client_limits, dispatch_rules, server_rules
@@ -41,14 +42,20 @@ ARGUMENTS = (*PATIENT, "--retry-delay", "0", "--stream-buffer-bytes", "1024")
 class NoRoster:
     """A roster for a proxy whose instances never change."""
 
-    def add(self, *_: object) -> bool:
-        return False
+    async def add(self, *_: object) -> Change:
+        return Change.UNCHANGED
 
-    def remove(self, *_: object) -> None:
-        return
+    async def remove(self, *_: object) -> Change:
+        return Change.UNKNOWN
 
-    def is_pending(self, *_: object) -> bool:
-        return False
+    async def drain(self, *_: object) -> Change:
+        return Change.UNKNOWN
+
+    async def undrain(self, *_: object) -> Change:
+        return Change.UNKNOWN
+
+    async def describe(self) -> list[InstanceRecord]:
+        return []
 
 
 @dataclass(slots=True)

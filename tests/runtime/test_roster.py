@@ -13,6 +13,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Cost, LoadBoard
 from pdproxy.core.policy import POLICIES
+from pdproxy.core.record import Change
 from pdproxy.runtime.roster import FleetRoster, RosterRules
 from tests.fakes.waiting import until
 
@@ -124,7 +125,7 @@ async def test_ejected_engine_comes_back_by_a_good_probe_only():
 async def test_engine_that_serves_is_not_probed():
     async with rig(QUICK, H1, up=[H1]) as made:
         probed = len(made.prober.probes)
-        made.roster.add(Role.DECODE, H2)
+        await made.roster.add(Role.DECODE, H2)
         await until(lambda: made.prober.probes.count(H2) == QUICK.add_attempts)
 
         assert made.prober.probes.count(H1) == probed
@@ -146,19 +147,19 @@ async def test_a_bug_in_one_round_does_not_end_the_watch(caplog):
 @pytest.mark.case("C54")
 async def test_added_engine_joins_when_it_answers():
     async with rig(QUICK) as made:
-        assert made.roster.add(Role.DECODE, H1)
+        assert await made.roster.add(Role.DECODE, H1) is Change.WAITING
         assert made.state(H1) is State.JOINING
-        assert made.roster.is_pending(made.instance(H1))
+        assert made.fleet.is_pending(made.instance(H1))
         made.prober.up.add(H1)
 
         await until(lambda: made.state(H1) is State.ACTIVE)
-        await until(lambda: not made.roster.is_pending(made.instance(H1)))
+        await until(lambda: not made.fleet.is_pending(made.instance(H1)))
 
 
 @pytest.mark.case("C54")
 async def test_added_engine_is_given_up_visibly(caplog):
     async with rig(QUICK) as made:
-        made.roster.add(Role.DECODE, H1)
+        await made.roster.add(Role.DECODE, H1)
 
         await until(lambda: made.state(H1) is State.GONE)
 
@@ -167,7 +168,7 @@ async def test_added_engine_is_given_up_visibly(caplog):
         (warning,) = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert "h:1" in warning.getMessage()
         made.prober.up.add(H1)
-        assert made.roster.add(Role.DECODE, H1)
+        assert await made.roster.add(Role.DECODE, H1) is Change.WAITING
         await until(lambda: made.state(H1) is State.ACTIVE)
 
 
@@ -175,28 +176,28 @@ async def test_added_engine_is_given_up_visibly(caplog):
 async def test_hung_engine_does_not_hold_up_another():
     async with rig(QUICK) as made:
         made.prober.hung, made.prober.up = {H1}, {H2}
-        made.roster.add(Role.DECODE, H1)
-        made.roster.add(Role.DECODE, H2)
+        await made.roster.add(Role.DECODE, H1)
+        await made.roster.add(Role.DECODE, H2)
 
         await until(lambda: made.state(H2) is State.ACTIVE)
 
 
 async def test_adding_twice_is_adding_once():
     async with rig(SLOW, H2, up=[H2]) as made:
-        assert made.roster.add(Role.DECODE, H1)
-        assert not made.roster.add(Role.DECODE, H1)
-        assert not made.roster.add(Role.DECODE, H2)
+        assert await made.roster.add(Role.DECODE, H1) is Change.WAITING
+        assert await made.roster.add(Role.DECODE, H1) is not Change.WAITING
+        assert await made.roster.add(Role.DECODE, H2) is not Change.WAITING
 
 
 @pytest.mark.case("C59")
 async def test_one_address_joins_in_both_roles():
     async with rig(QUICK) as made:
         made.prober.up.add(H1)
-        assert made.roster.add(Role.PREFILL, H1)
-        assert made.roster.add(Role.DECODE, H1)
+        assert await made.roster.add(Role.PREFILL, H1) is Change.WAITING
+        assert await made.roster.add(Role.DECODE, H1) is Change.WAITING
         await until(lambda: {made.state(H1, role) for role in Role} == {State.ACTIVE})
 
-        made.roster.remove(made.instance(H1, Role.PREFILL))
+        await made.roster.remove(Role.PREFILL, H1)
 
         assert made.state(H1, Role.PREFILL) is State.GONE
         assert made.state(H1) is State.ACTIVE
@@ -207,7 +208,7 @@ async def test_one_address_joins_in_both_roles():
 
 async def test_idle_engine_is_gone_at_once():
     async with rig(SLOW, H1, up=[H1]) as made:
-        made.roster.remove(made.instance(H1))
+        await made.roster.remove(Role.DECODE, H1)
 
         assert made.state(H1) is State.GONE
         assert made.gone == ["h:1"]
@@ -217,11 +218,11 @@ async def test_idle_engine_is_gone_at_once():
 async def test_busy_engine_drains_and_may_come_back():
     async with rig(SLOW, H1, up=[H1]) as made:
         with made.fleet.lease(Role.DECODE, Cost()):
-            made.roster.remove(made.instance(H1))
+            await made.roster.remove(Role.DECODE, H1)
             assert made.state(H1) is State.DRAINING
             assert made.fleet.available(Role.DECODE) == []
 
-            assert not made.roster.add(Role.DECODE, H1)
+            assert await made.roster.add(Role.DECODE, H1) is not Change.WAITING
             assert made.state(H1) is State.ACTIVE
         assert made.state(H1) is State.ACTIVE
 
@@ -230,21 +231,21 @@ async def test_busy_engine_drains_and_may_come_back():
 async def test_engine_that_has_yet_to_join_can_be_removed(is_added):
     async with rig(SLOW, *([] if is_added else [H1])) as made:
         if is_added:
-            made.roster.add(Role.DECODE, H1)
+            await made.roster.add(Role.DECODE, H1)
         instance = made.instance(H1)
 
-        made.roster.remove(instance)
+        await made.roster.remove(Role.DECODE, H1)
 
         assert made.state(H1) is State.GONE
-        assert not made.roster.is_pending(instance)
+        assert not made.fleet.is_pending(instance)
 
 
 async def test_removal_during_a_probe_stays_one():
     async with rig(QUICK) as made:
         made.prober.hung.add(H1)
-        made.roster.add(Role.DECODE, H1)
+        await made.roster.add(Role.DECODE, H1)
         await until(lambda: made.prober.probes)
-        made.roster.remove(made.instance(H1))
+        await made.roster.remove(Role.DECODE, H1)
         made.prober.up.add(H1)
         made.prober.hung.clear()
         await asyncio.sleep(0.03)
@@ -256,7 +257,7 @@ async def test_ejected_engine_leaves_at_once():
     async with rig(SLOW, H1, up=[H1]) as made:
         made.fleet.report_failure(made.instance(H1), certain=True)
 
-        made.roster.remove(made.instance(H1))
+        await made.roster.remove(Role.DECODE, H1)
 
         assert made.state(H1) is State.GONE
 
@@ -264,7 +265,7 @@ async def test_ejected_engine_leaves_at_once():
 async def test_stop_leaves_no_task():
     before = len(asyncio.all_tasks())
     async with rig(SLOW, H1) as made:
-        made.roster.add(Role.DECODE, H2)
+        await made.roster.add(Role.DECODE, H2)
         await until(lambda: made.prober.probes)
         assert len(asyncio.all_tasks()) == before + 2
 

@@ -11,7 +11,8 @@ from typing import Any
 
 from aiohttp import web
 
-from pdproxy.core.instance import Endpoint, Instance, Role, State
+from pdproxy.core.instance import Endpoint, Role, Source, State
+from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.server.context import Context, ServerRules
 from tests.dispatch.stage import Stage
@@ -61,20 +62,27 @@ class FakeRoster:
     def __init__(self, play: Stage) -> None:
         self._fleet = play.fleet
         self.is_slow = False
-        self.pending: set[Instance] = set()
 
-    def add(self, role: Role, endpoint: Endpoint) -> bool:
+    async def add(self, role: Role, endpoint: Endpoint) -> Change:
         state = State.JOINING if self.is_slow else State.ACTIVE
-        instance, is_new = self._fleet.add(role, endpoint, state=state)
-        if is_new and self.is_slow:
-            self.pending.add(instance)
-        return is_new
+        _, is_new = self._fleet.add(role, endpoint, state=state, source=Source.CALL)
+        return Change.WAITING if is_new else Change.UNCHANGED
 
-    def remove(self, instance: Instance) -> None:
+    async def remove(self, role: Role, endpoint: Endpoint) -> Change:
+        instance = self._fleet.find(role, endpoint)
+        if instance is None:
+            return Change.UNKNOWN
         self._fleet.set_state(instance, State.DRAINING)
+        return Change(self._fleet.state(instance))
 
-    def is_pending(self, instance: Instance) -> bool:
-        return instance in self.pending
+    async def drain(self, role: Role, endpoint: Endpoint, deadline_s: float | None) -> Change:
+        return await self.remove(role, endpoint)
+
+    async def undrain(self, role: Role, endpoint: Endpoint) -> Change:
+        return await self.add(role, endpoint)
+
+    async def describe(self) -> list[InstanceRecord]:
+        return []
 
 
 @dataclass(slots=True)

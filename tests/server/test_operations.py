@@ -73,7 +73,7 @@ async def test_readiness_needs_both_roles_and_no_end_in_sight(p, d, is_stopping,
 async def test_healthcheck_has_the_examples_form():
     async with application(p=[None, None]) as made:
         made.roster.is_slow = True
-        made.roster.add(Role.DECODE, Endpoint("h", 1))
+        await made.roster.add(Role.DECODE, Endpoint("h", 1))
         made.requests.started.append("x")
         reply = await get(made.port, "/healthcheck")
 

@@ -1,0 +1,63 @@
+"""A lease: the right to use one instance, and the charge for it.
+
+Rule: a lease is released exactly once, on whatever way its request ends.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from pdproxy.core.load import Cost, LoadBoard
+from pdproxy.core.members import Member, Members
+
+
+class Lease:
+    """Made by `Fleet.lease` only; use it as a context manager, or close it on every way out."""
+
+    __slots__ = ("_board", "_cost", "_member", "_members", "instance")
+
+    def __init__(self, members: Members, board: LoadBoard, member: Member, cost: Cost) -> None:
+        self.instance = member.instance
+        self._members = members
+        self._board = board
+        self._member = member
+        self._cost: Cost | None = cost
+        board.charge(member.slot, cost)
+        member.leases += 1
+
+    @property
+    def cost(self) -> Cost | None:
+        """What is charged now; None once closed."""
+        return self._cost
+
+    def recharge(self, cost: Cost) -> None:
+        """Charge `cost` in place of what is charged; a closed lease stays closed."""
+        charged = self._cost
+        if charged is None:
+            return
+        # In this order no reader of the board sees less than what is held.
+        self._board.charge(self._member.slot, cost)
+        self._board.release(self._member.slot, charged)
+        self._cost = cost
+
+    def close(self) -> None:
+        """Release what is charged; closing again has no effect."""
+        charged = self._cost
+        if charged is None:
+            return
+        self._cost = None
+        self._board.release(self._member.slot, charged)
+        self._member.leases -= 1
+        if not self._member.leases:
+            self._members.last_lease_closed(self._member)
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,162 @@
+"""Who the proxy knows: registration, states, and who may get a lease now.
+
+Rules: an instance that is joining, draining or gone gets no new lease. One that is set to DRAINING
+is GONE as soon as it holds no lease, and its slot of the load board is given back then, not before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from pdproxy.core.health import Health, HealthRules
+from pdproxy.core.instance import TRANSITIONS, Endpoint, Instance, Role, Source, State
+from pdproxy.core.load import LoadBoard
+
+
+class Member:
+    """What is kept of one instance."""
+
+    __slots__ = (
+        "capacity_tokens",
+        "health",
+        "instance",
+        "learned_s",
+        "leases",
+        "since_s",
+        "slot",
+        "source",
+        "state",
+    )
+
+    def __init__(
+        self, instance: Instance, source: Source, state: State, health: Health, since_s: float
+    ) -> None:
+        self.instance = instance
+        self.source = source
+        self.slot = instance.slot
+        self.state = state
+        self.health = health
+        self.since_s = since_s
+        self.leases = 0  # live ones; a slot may only be given back at zero
+        self.capacity_tokens: int | None = None
+        self.learned_s: float | None = None  # when that was learned from its running out
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it was added by a call and has not answered a probe yet."""
+        return self.state is State.JOINING and self.source is Source.CALL
+
+
+class Members:
+    """All instances of both roles.
+
+    Args:
+        board: where load is kept; slots are opened and closed here.
+        clock: a monotonic clock, in seconds.
+        health: when failures eject.
+    """
+
+    def __init__(
+        self, board: LoadBoard, clock: Callable[[], float], health: HealthRules | None
+    ) -> None:
+        self._board = board
+        self._clock = clock
+        self._health = health or HealthRules()
+        self._serial = 0
+        # Those with a state other than GONE, in order of registration.
+        self._known: dict[Role, dict[tuple[str, int], Member]] = {role: {} for role in Role}
+        # These, and those gone whose last leases still run.
+        self._members: dict[Instance, Member] = {}
+        # Who may get a lease now, kept up to date so that leasing does not filter.
+        self._available: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
+
+    def add(
+        self, role: Role, endpoint: Endpoint, state: State, source: Source
+    ) -> tuple[Instance, bool]:
+        """Register an engine; return its instance, and whether it is a new one.
+
+        One that is known already stays as it is, under the name typed first. One that is draining
+        is active again, with the load it has.
+        """
+        member = self._known[role].get(endpoint.key)
+        if member is not None:
+            if member.state is State.DRAINING:
+                self.move(member, State.ACTIVE)
+            return member.instance, False
+        self._serial += 1
+        instance = Instance(role, endpoint, self._board.open(), self._serial)
+        member = Member(instance, source, state, Health(self._health), self._clock())
+        self._known[role][endpoint.key] = self._members[instance] = member
+        self._refresh(role)
+        return instance, True
+
+    def find(self, role: Role, endpoint: Endpoint) -> Member | None:
+        """Return the one at an address, however spelled, unless it is gone."""
+        return self._known[role].get(endpoint.key)
+
+    def get(self, instance: Instance) -> Member | None:
+        """Return what is kept of it; None for one that was forgotten."""
+        return self._members.get(instance)
+
+    def of_role(self, role: Role) -> Iterator[Member]:
+        """Return all but those gone, in order of registration."""
+        return iter(self._known[role].values())
+
+    def all(self) -> Iterator[Member]:
+        """Return all, those included that are gone and whose last leases still run."""
+        return iter(self._members.values())
+
+    def available(self, role: Role) -> tuple[Member, ...]:
+        """Return who may get a lease now: the active ones, else the ejected ones."""
+        return self._available[role]
+
+    def counts(self, role: Role) -> Mapping[State, int]:
+        """Return how many instances are in each state; those gone are not counted."""
+        found = Counter(member.state for member in self._known[role].values())
+        return {state: found[state] for state in State if state is not State.GONE}
+
+    def set_state(self, instance: Instance, state: State) -> None:
+        """Change the state, as `Fleet.set_state` says.
+
+        Raises:
+            ValueError: `TRANSITIONS` does not allow it.
+        """
+        member = self._members.get(instance)
+        current = member.state if member is not None else State.GONE
+        if state is current:
+            return
+        if member is None or state not in TRANSITIONS[current]:
+            raise ValueError(f"{instance.label} cannot go from {current} to {state}")
+        self.move(member, state)
+
+    def move(self, member: Member, state: State) -> None:
+        """Change the state of one; the caller knows that it is allowed."""
+        if state is State.DRAINING and not member.leases:
+            state = State.GONE
+        member.state = state
+        member.since_s = self._clock()
+        role = member.instance.role
+        if state is State.GONE:
+            del self._known[role][member.instance.endpoint.key]
+            self._settle(member)
+        self._refresh(role)
+
+    def last_lease_closed(self, member: Member) -> None:
+        """Let one leave that only waited for its last lease."""
+        if member.state is State.DRAINING:
+            self.move(member, State.GONE)
+        else:
+            self._settle(member)
+
+    def _settle(self, member: Member) -> None:
+        """Forget one that is gone, and give its slot back, once no lease is left."""
+        if member.state is State.GONE and not member.leases:
+            del self._members[member.instance]
+            self._board.close(member.instance.slot)
+
+    def _refresh(self, role: Role) -> None:
+        members = self._known[role].values()
+        self._available[role] = tuple(
+            member for member in members if member.state is State.ACTIVE
+        ) or tuple(member for member in members if member.state is State.EJECTED)
