@@ -18,6 +18,11 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
     CLIENT_DISCONNECTED = "client_disconnected"
 
+    @property
+    def is_clients(self) -> bool:
+        """Whether it was the client's own doing."""
+        return self in {Outcome.CLIENT_ERROR, Outcome.CLIENT_DISCONNECTED}
+
 
 @dataclass(slots=True)
 class Account:

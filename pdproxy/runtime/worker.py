@@ -31,6 +31,7 @@ from pdproxy.errors import ConfigError
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.logs import log_access, setup_logging
 from pdproxy.runtime.metrics import Metrics
+from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
     client_limits,
@@ -70,9 +71,10 @@ class Worker:
 class Reporter(Metrics):
     """Metrics that also write the log line that is due at the same moment."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, recorder: Recorder) -> None:
         """Make all metrics."""
         super().__init__(fleet)
+        self._recorder = recorder
         self._handing_nothing: set[str] = set()
 
     def request_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
@@ -80,7 +82,23 @@ class Reporter(Metrics):
     ) -> None:
         """Count and log a request that has ended."""
         super().request_finished(account)
+        self._recorder.request_finished(account)
         log_access(account)
+
+    def attempt_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, instance: Instance, outcome: str, seconds: float, reason: str = ""
+    ) -> None:
+        """Count an attempt; keep the reason of one that failed."""
+        super().attempt_finished(instance, outcome, seconds, reason)
+        if reason:
+            self._recorder.attempt_failed(instance, reason)
+
+    def recompute_ended(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, decoder: str, result: str
+    ) -> None:
+        """Count a further round of an answer."""
+        super().recompute_ended(decoder, result)
+        self._recorder.recompute_ended()
 
     def handle_missing(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, instance: Instance
@@ -120,7 +138,8 @@ async def serving(
     rng = random.Random(settings.seed)
     ids = random.SystemRandom()
     fleet = _make_fleet(settings, rng)
-    metrics = Reporter(fleet)
+    recorder = Recorder()
+    metrics = Reporter(fleet, recorder)
     engine_tls = engine_ssl(settings)
     client = EngineClient(client_limits(settings), ssl_context=engine_tls)
     tools = Tools(
@@ -146,6 +165,7 @@ async def serving(
             rules=server_rules(settings, ids),
             observer=metrics,
             roster=roster,
+            history=recorder,
             clock=clock,
             rng=ids,
             is_stopping=stop.is_set,

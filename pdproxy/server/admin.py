@@ -31,7 +31,7 @@ async def add(context: Context, request: web.Request) -> web.Response:
     try:
         role, endpoints = await _read(context, request)
     except PDProxyError as error:
-        return _refusal(error)
+        return refusal(error)
     changes = {str(e): await context.roster.add(role, e) for e in endpoints}
     queued = [name for name, change in changes.items() if change is Change.WAITING]
     if queued:
@@ -44,7 +44,7 @@ async def remove(context: Context, request: web.Request) -> web.Response:
     try:
         role, endpoints = await _read(context, request)
     except PDProxyError as error:
-        return _refusal(error)
+        return refusal(error)
     changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
     names = list(changes)
     if Change.DRAINING in changes.values():
@@ -57,7 +57,7 @@ async def reset_prefix_cache(context: Context, request: web.Request) -> web.Resp
     try:
         check_admin(context, request)
     except PDProxyError as error:
-        return _refusal(error)
+        return refusal(error)
     headers = [p for p in engine_headers(context, request, None) if _is_for_engines(context, p)]
     instances = [i for role in Role for i in context.tools.fleet.instances(role)]
     target = request.rel_url.raw_path_qs
@@ -160,7 +160,8 @@ def _labels(instances: list[Instance]) -> list[str]:
     return [instance.label for instance in instances]
 
 
-def _refusal(error: PDProxyError) -> web.Response:
+def refusal(error: PDProxyError) -> web.Response:
+    """Return the answer to an administrative call that is refused."""
     failure = to_failure(error)
     return web.Response(status=failure.status, headers=failure.headers, body=failure.body)
 

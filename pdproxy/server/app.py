@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pdproxy.core.api import Api
 from pdproxy.errors import MethodNotAllowed, NotFound, PDProxyError
-from pdproxy.server import admin, operations
+from pdproxy.server import admin, dashboard, operations
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.generate import generate
@@ -60,6 +60,7 @@ def build_app(context: Context) -> web.Application:
     for method, path, answer in _OPERATIONS:
         route(method, path, answer)
     route("GET", "/v1/models", operations.Models().answer)
+    route("GET", "/dashboard", dashboard.Dashboard().answer)
     _add_last(app, context, allowed)
     return app
 
@@ -72,6 +73,7 @@ _OPERATIONS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/version", operations.version),
     ("GET", "/healthcheck", operations.healthcheck),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/dashboard/data", dashboard.data),
     ("POST", "/instances/add", admin.add),
     ("POST", "/instances/remove", admin.remove),
     ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),

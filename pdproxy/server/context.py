@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from pdproxy.core.history import Recent
 from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
@@ -92,6 +93,14 @@ class Roster(Protocol):
         ...
 
 
+class HistorySource(Protocol):
+    """Where the recent past comes from: this process, or all workers together."""
+
+    async def recent(self) -> Recent:
+        """Return what was counted lately; to be read before anything else is awaited."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every handler shares."""
@@ -100,6 +109,7 @@ class Context:
     rules: ServerRules
     observer: RequestObserver
     roster: Roster
+    history: HistorySource
     clock: Callable[[], float]
     rng: random.Random
     is_stopping: Callable[[], bool]

@@ -22,6 +22,7 @@ from pdproxy.core.policy import POLICIES
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.legs import Tools
 from pdproxy.runtime.metrics import Metrics
+from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.rules import client_limits, dispatch_rules, server_rules
 from pdproxy.runtime.sources import load_settings
 from pdproxy.server.app import build_app
@@ -167,6 +168,7 @@ async def stage_of(
             rules=server_rules(settings, rng),
             observer=metrics,
             roster=NoRoster(),
+            history=Recorder(),
             clock=time.monotonic,
             rng=rng,
             is_stopping=lambda: False,

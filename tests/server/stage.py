@@ -14,6 +14,7 @@ from aiohttp import web
 from pdproxy.core.instance import Endpoint, Role, Source, State
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
+from pdproxy.runtime.recorder import Recorder
 from pdproxy.server.context import Context, ServerRules
 from tests.dispatch.stage import Stage
 from tests.dispatch.stage import stage as engines
@@ -93,6 +94,7 @@ class Server:
     play: Stage
     requests: FakeRequests
     roster: FakeRoster
+    recorder: Recorder
     is_stopping: bool = False
     port: int = 0
 
@@ -110,16 +112,18 @@ async def server(
     """A context over fake engines; `rules` replace those of RULES, `dispatch` those of dispatch."""
     async with engines(p, d, **dispatch) as play:
         requests, roster = FakeRequests(), FakeRoster(play)
+        recorder = Recorder()
         context = Context(
             tools=play.tools,
             rules=replace(RULES, **(rules or {})),
             observer=requests,
             roster=roster,
+            history=recorder,
             clock=time.monotonic,
             rng=random.Random(0),
             is_stopping=lambda: made.is_stopping,
         )
-        made = Server(context, play, requests, roster)
+        made = Server(context, play, requests, roster, recorder)
         yield made
 
 
