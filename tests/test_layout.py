@@ -20,7 +20,7 @@ TESTED_ELSEWHERE = {
     "core/record": "tests/runtime/test_roster.py",
     "connectors/base": "tests/connectors/test_registry.py",
     "dispatch/ports": "tests/dispatch/test_generate.py",
-    "dispatch/abilities": "tests/cases/test_recompute_fields.py",
+    "dispatch/part": "tests/cases/test_recompute_streams.py",
     "dispatch/round": "tests/dispatch/test_generate.py",
     "dispatch/rounds": "tests/cases/test_recompute_streams.py",
     "dispatch/rules": "tests/runtime/test_rules.py",

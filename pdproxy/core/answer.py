@@ -79,15 +79,21 @@ class ChoiceAnswer:
         token_ids: of all output up to the last delivered text, and the ids behind it.
         shown: how many of `token_ids` end with delivered text, and so with a whole character.
         started: how many of `token_ids` the round started behind.
+        packed: how many ids there were when several came with one text: half a character may be
+            among the last of them.
+        told: how many ids were in delivered events, where that is more than `shown`.
         flushed: how many ids there were when text came without ids, as an engine sends what it
             held back when it gives a choice back. Half a character may be among the last of them.
-        is_flushed: the engine gave the choice back and so holds back none of its text.
+        is_flushed: no text is held back by an engine: it gave the choice back, or was lost and
+            what it held back is known by its ids.
         lags: the engine was asked so that it holds back text.
         is_outrun: the ids may tell of text that was not delivered, since an engine was lost with
             what it held back; a replay that is cut again does not tell how far it came.
         is_from_whole: it was read from a reply that was not streamed. Of such a reply the parsers
             look at the new text only, so its text may stand in the wrong field (vLLM 0.32).
-        outputs: events with output, or tokens by the engine's own count, where it gives no ids.
+        outputs: events with output: the least tokens there can be where an engine gives no ids.
+        counted: tokens as such an engine counted them, those of half a character too; 0 if it
+            did not say.
         has_all_ids: every output came with its ids.
         echoed: characters at the start that repeat the prompt (`echo`).
         next_offset: where the text of the next token stands, by the log-probabilities so far.
@@ -104,12 +110,15 @@ class ChoiceAnswer:
     token_ids: array[int] = field(default_factory=lambda: array("q"))
     shown: int = 0
     started: int = 0
+    packed: int = 0
+    told: int = 0
     flushed: int = 0
     is_flushed: bool = False
     lags: bool = False
     is_outrun: bool = False
     is_from_whole: bool = False
     outputs: int = 0
+    counted: int = 0
     has_all_ids: bool = True
     echoed: int = 0
     next_offset: int = 0
@@ -132,7 +141,7 @@ class ChoiceAnswer:
     def tokens(self) -> int:
         """Output tokens that count: those with text, at the end all of them."""
         if not self.has_all_ids:
-            return self.outputs
+            return max(self.outputs, self.counted)
         if self.finish_reason is not None:
             return len(self.token_ids)
         return max(self.shown, self.flushed)
@@ -144,6 +153,12 @@ class ChoiceAnswer:
         Where all text of a round came without ids, only its last character is in doubt.
         """
         return self.shown if self.shown > self.started else max(self.shown, self.flushed)
+
+    @property
+    def has_open_end(self) -> bool:
+        """Whether half a character may be among the last ids that count."""
+        is_packed = self.packed >= self.shown > 0
+        return is_packed or (self.shown == self.started and self.flushed > self.shown)
 
     def wait(self, event: bytes) -> None:
         """Let an event wait for the next text; its ids were noted."""

@@ -166,9 +166,9 @@ class Keeper:
         if counted is None:
             return
         if choices:
-            self._kept(choices[0]).outputs = counted
+            self._kept(choices[0]).counted = counted
         elif len(self._choices) == 1:
-            self.answer.choice(next(iter(self._choices))).outputs = counted
+            self.answer.choice(next(iter(self._choices))).counted = counted
 
     def _tells_of_tokens(self, chunk: Object, choice: Object) -> bool:
         if choice.get("finish_reason") is not None:
@@ -241,6 +241,8 @@ def _note_text(kept: ChoiceAnswer, choice: _PlainChoice) -> bool:
     if ids:
         kept.token_ids.extend(ids)
         kept.shown = len(kept.token_ids)
+        if len(ids) > 1:
+            kept.packed = kept.shown
     elif ids is None:
         kept.has_all_ids = False
     else:
@@ -259,6 +261,8 @@ def _note_ids(kept: ChoiceAnswer, ids: object, *, is_shown: bool) -> None:
     kept.outputs += 1
     if new:
         kept.shown = len(kept.token_ids)
+        if len(new) > 1:
+            kept.packed = kept.shown
     elif isinstance(ids, list):
         kept.flushed = len(kept.token_ids)
     else:

@@ -11,6 +11,8 @@ The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, o
 | in a tool call or a begun grammar, repeatable | REPLAY: the same, known output is skipped |
 | in a tool call or a begun grammar, else | give up |
 | completions, token ids known | IDS: prompt ids + output ids |
+| completions, an engine was lost with text, repeatable (or not delivered) | REPLAY (or AGAIN) |
+| completions, an engine was lost with text, else | give up |
 | completions, a text prompt | TEXT: prompt + output |
 | completions, nothing delivered | AGAIN |
 | completions, repeatable | REPLAY |
@@ -21,15 +23,18 @@ The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, o
 | chat, in reasoning, repeatable | REPLAY |
 | chat, in reasoning, else | give up |
 | chat, in content, ids known, nothing but text can follow | IDS |
+| chat, in content, an engine was lost with text | as with completions |
+| chat, in content, reasoned without ids, repeatable (or not delivered) | REPLAY (or AGAIN) |
 | chat, in content, the last message can be gone on with | TURN: messages + open assistant turn |
 | chat, in content, nothing delivered | AGAIN |
 | chat, in content, repeatable | REPLAY |
 | chat, in content, else | give up |
 
 Why: a grammar starts at its root and a tool call is parsed from its start, so neither can be
-entered in the middle; a template that is given reasoning closes it; only ids are exact. Ids are
-not known where an engine gives none, and where one that holds back text for the sake of stop
-strings was lost with it: then ids tell of text that never came.
+entered in the middle; a template that is given reasoning closes it; only ids are exact. An engine
+that holds back text for the sake of stop strings may be lost with it: the text that came then ends
+anywhere, and ids tell of text that never came, unless `recount` found out what they say. Without
+ids nothing tells how many tokens reasoning took, and so how many are left.
 Source: vLLM 0.32, measured cut by cut on engines.
 """
 
@@ -39,7 +44,7 @@ from dataclasses import dataclass
 
 from pdproxy.core.answer import Answer, ChoiceAnswer, Phase
 from pdproxy.core.api import Api, GenerateRequest
-from pdproxy.core.plain import as_objects, as_text, as_whole, plain
+from pdproxy.core.plain import as_objects, as_text, plain
 from pdproxy.core.prompts import prompt_ids, prompt_text
 from pdproxy.core.resume import (
     Resume,
@@ -51,7 +56,8 @@ from pdproxy.core.resume import (
     by_turn,
     output_limit,
 )
-from pdproxy.core.stops import holds_back
+from pdproxy.core.traits import has_grammar, has_media, is_repeatable, may_call_tools
+from pdproxy.core.withheld import lags_behind
 
 __all__ = [
     "Abilities",
@@ -60,19 +66,12 @@ __all__ = [
     "Plan",
     "Resume",
     "Way",
-    "has_media",
     "note_echo",
     "plan",
 ]
 
-_GRAMMARS = (
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-)
-_TEXT_PARTS = frozenset({"", "text", "input_text", "output_text", "refusal", "thinking"})
+
+_IN_A_TOKEN = "text that a lost decoder held back for a stop string is not known"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +127,7 @@ def plan(  # noqa: PLR0911 - one return per group of rows
         return again(request, index, Way.AGAIN)
     if phase is Phase.TOOL_CALL:
         return cut.from_start("it was cut inside a sampled tool call, which cannot be entered")
-    if phase is Phase.CONTENT and cut.choice.text and _has_grammar(request):
+    if phase is Phase.CONTENT and cut.choice.text and has_grammar(request):
         return cut.from_start("it was cut inside sampled output under a grammar")
     if request.api is Api.COMPLETIONS:
         return cut.completion()
@@ -146,13 +145,6 @@ def note_echo(request: GenerateRequest, answer: Answer) -> None:
     for choice in answer.choices.values():
         if prompt and str(choice.content).startswith(prompt):
             choice.echoed = len(prompt)
-
-
-def has_media(request: GenerateRequest) -> bool:
-    """Tell whether the prompt holds more than its token ids say."""
-    messages = as_objects(plain(request.fields.get("messages")))
-    parts = [part for message in messages for part in as_objects(message.get("content"))]
-    return any(as_text(part.get("type")) not in _TEXT_PARTS for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,30 +167,45 @@ class _Cut:
         limit, room = output_limit(self.request), self.abilities.max_model_len
         choice = self.choice
         tokens = choice.tokens
-        if choice.has_all_ids:
+        if choice.has_all_ids and choice.is_flushed:
+            tokens = max(tokens, len(choice.token_ids))
+        elif choice.has_all_ids:
             tokens = max(tokens, len(choice.resumable_ids(self.abilities.reasoning_end_id)))
         is_full = room is not None and self.answer.prompt_tokens + tokens >= room
         return is_full or (limit is not None and tokens >= limit)
 
     @property
+    def lags(self) -> bool:
+        """Whether text that was generated is lost, and the text that came may end in a token."""
+        return lags_behind(self.request, self.choice)
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Whether nothing tells how many tokens the text has; what opens reasoning counts, too."""
+        choice = self.choice
+        is_counted = choice.has_all_ids or 0 < choice.counted <= choice.outputs
+        return bool(choice.thoughts) and not is_counted
+
+    @property
     def has_ids(self) -> bool:
         """Whether the ids of prompt and output are known, and say no more than the text."""
         choice = self.choice
-        lags = (choice.lags or holds_back(self.request)) and not choice.is_flushed
-        is_known = choice.has_all_ids and not lags and not choice.is_outrun
+        is_known = choice.has_all_ids and not self.lags and not choice.is_outrun
         return is_known and prompt_ids(self.request, self.answer) is not None
 
     def from_start(self, why: str) -> Plan:
         """Make the answer again, if the client has seen none of it or will see the same."""
         if not self.is_delivered:
             return again(self.request, self.index, Way.AGAIN)
-        if _is_repeatable(self.request):
+        if is_repeatable(self.request):
             return again(self.request, self.index, Way.REPLAY)
         return GiveUp(why)
 
     def completion(self) -> Plan:
         if self.has_ids:
             return self._by_ids()
+        if self.lags:
+            return self.from_start(_IN_A_TOKEN)
         prompt = prompt_text(self.request)
         if prompt is not None:
             return by_text(self.request, self.choice, prompt)
@@ -220,11 +227,15 @@ class _Cut:
         request, end_id = self.request, self.abilities.reasoning_end_id
         if self._is_in_doubt:
             return again(request, self.index, Way.AGAIN)
-        is_plain = not (_may_call_tools(request) or _has_grammar(request) or has_media(request))
+        is_plain = not (may_call_tools(request) or has_grammar(request) or has_media(request))
         # Without a limit of its own a completion would end where chat has no end.
         has_end = output_limit(request) is not None or self.abilities.max_model_len is not None
         if is_plain and has_end and self.has_ids:
             return self._by_ids()
+        if self.lags:
+            return self.from_start(_IN_A_TOKEN)
+        if self.is_uncounted and (not self.is_delivered or is_repeatable(request)):
+            return self.from_start("")
         turn = by_turn(request, self.choice, end_id=end_id)
         return turn or self.from_start("the last message is an open turn that is not plain text")
 
@@ -236,7 +247,7 @@ class _Cut:
             return False
         ids = choice.token_ids
         is_misread = not choice.text and end_id in ids and ids[-1] != end_id
-        return is_misread or _may_call_tools(self.request) or _has_grammar(self.request)
+        return is_misread or may_call_tools(self.request) or has_grammar(self.request)
 
     def _by_ids(self) -> Resume:
         return by_ids(
@@ -246,27 +257,3 @@ class _Cut:
             end_id=self.abilities.reasoning_end_id,
             room=self.abilities.max_model_len,
         )
-
-
-def _has_grammar(request: GenerateRequest) -> bool:
-    """Tell whether the output behind the reasoning follows a grammar."""
-    fields = request.fields
-    kind = plain(fields.get("response_format"))
-    if isinstance(kind, dict) and kind.get("type") != "text":
-        return True
-    if any(plain(fields.get(name)) for name in _GRAMMARS):
-        return True
-    choice = plain(fields.get("tool_choice"))
-    return choice == "required" or isinstance(choice, dict)
-
-
-def _may_call_tools(request: GenerateRequest) -> bool:
-    has_tools = bool(plain(request.fields.get("tools")))
-    return has_tools and plain(request.fields.get("tool_choice")) != "none"
-
-
-def _is_repeatable(request: GenerateRequest) -> bool:
-    """Tell whether the same request gives the same answer."""
-    temperature = plain(request.fields.get("temperature"))
-    is_greedy = isinstance(temperature, int | float) and temperature == 0
-    return is_greedy or as_whole(plain(request.fields.get("seed"))) is not None

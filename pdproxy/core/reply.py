@@ -94,7 +94,8 @@ class Reply:
         note_choice(kept, read, has_text=True)
         note_offset(kept, read["logprobs"])
         usage = as_object(plain(self._fields.get("usage")))
-        kept.outputs = (as_whole(usage.get("completion_tokens")) or 0) // len(self._choices)
+        kept.outputs = 0
+        kept.counted = (as_whole(usage.get("completion_tokens")) or 0) // len(self._choices)
         if isinstance(choice.get("logprobs"), dict):
             self._logprobs[index] = [as_object(choice["logprobs"])]
 

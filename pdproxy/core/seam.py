@@ -20,10 +20,11 @@ from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
 from pdproxy.core.stops import hidden_stops, holds_back
-from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, put_in_front
+from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, lags_behind, put_in_front
 from pdproxy.errors import RecomputeUnsupported
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
+_GOES_ON = frozenset({Way.IDS, Way.THINK, Way.TURN})  # behind ids that are known
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
 
 
@@ -37,12 +38,14 @@ class RoundEnd:
             decoder still sends is not part of it.
         is_at_marker: the reasoning has ended and the next round goes on behind it.
         completion_tokens: of the round, as the engine counted; None if it did not say.
+        has_ids: output came with token ids, or without; None if there was none.
     """
 
     is_final: bool = False
     is_stopped: bool = False
     is_at_marker: bool = False
     completion_tokens: int | None = None
+    has_ids: bool | None = None
 
 
 class Seam:
@@ -111,7 +114,7 @@ class Seam:
         if counted is not None:
             self.end.completion_tokens = counted
             if not self._choice.has_all_ids:
-                self._choice.outputs = self._before + counted
+                self._choice.counted = self._before + counted
 
     def _choice_event(self, chunk: Object, choice: Object) -> bytes:
         choice = self._translated(choice)
@@ -121,6 +124,8 @@ class Seam:
         if not _says_anything(choice):
             return b""
         shows_text = has_text(choice)
+        if shows_text:
+            self.end.has_ids = isinstance(choice.get("token_ids"), list)
         if self._withheld.apply(choice):
             self.end.is_final = self.end.is_stopped = True
         is_shown = note_choice(self._choice, choice, has_text=shows_text)
@@ -204,16 +209,17 @@ def ending(request: GenerateRequest, answer: Answer, index: int, finish_reason: 
 
 def _settle(request: GenerateRequest, choice: ChoiceAnswer, resume: Resume) -> None:
     """Drop what the round makes again."""
-    is_behind = (choice.lags or holds_back(request)) and not choice.is_flushed
+    is_behind = lags_behind(request, choice)
     choice.is_outrun = resume.way is Way.REPLAY and (choice.is_outrun or is_behind)
     kept = resume.kept_ids
+    choice.outputs, choice.counted = choice.tokens, 0
     if resume.way in (Way.AGAIN, Way.REPLAY):
-        kept = 0 if resume.way is Way.AGAIN else max(choice.shown, choice.flushed)
+        kept = 0 if resume.way is Way.AGAIN else max(choice.shown, choice.flushed, choice.told)
         choice.held = Held()
         choice.outputs = 0
     choice.waiting = _kept_waiting(choice, kept)
     # Ids that were told stay: the round makes them again, and then they are left out.
-    told = choice.whole if resume.way is Way.TURN else 0
+    told = max(choice.told, choice.whole) if resume.way in _GOES_ON else 0
     del choice.token_ids[max(kept, told) :]
     choice.shown = choice.started = len(choice.token_ids)
     choice.flushed = 0
@@ -223,7 +229,7 @@ def _settle(request: GenerateRequest, choice: ChoiceAnswer, resume: Resume) -> N
 
 def _told(choice: ChoiceAnswer, resume: Resume) -> Skip | None:
     """Return what leaves out the ids that were told but that the round makes again."""
-    ids = choice.token_ids[resume.kept_ids :] if resume.way is Way.TURN else None
+    ids = choice.token_ids[resume.kept_ids :] if resume.way in _GOES_ON else None
     return Skip(ChoiceAnswer(token_ids=ids)) if ids else None
 
 

@@ -12,12 +12,24 @@ from pdproxy.core.answer import ChoiceAnswer, Held
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.plain import Object, as_object, as_text, as_whole, plain
 from pdproxy.core.resume import Resume, Way
-from pdproxy.core.stops import Stopped, Straddle, hidden_stops, shows_stops, start_of_stop
+from pdproxy.core.stops import (
+    Stopped,
+    Straddle,
+    hidden_stops,
+    holds_back,
+    shows_stops,
+    start_of_stop,
+)
 
 REASONING_FIELDS = ("reasoning", "reasoning_content")
 # Where the text of a chat delta stands, in reading order.
 TEXT_FIELDS = (*REASONING_FIELDS, "content")
 _HALF_CHARACTER = "\ufffd"
+
+
+def lags_behind(request: GenerateRequest, choice: ChoiceAnswer) -> bool:
+    """Tell whether an engine was lost with text that it held back for the sake of stop strings."""
+    return (choice.lags or holds_back(request)) and not choice.is_flushed
 
 
 def has_text(choice: Object) -> bool:

@@ -7,18 +7,17 @@ number, and come more slowly while they bring nothing; one round of a request ru
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import msgspec
 
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
 from pdproxy.core.api import GenerateRequest
-from pdproxy.core.chunks import ChunkFacts
 from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import Raw, decode, encode
 from pdproxy.core.keeper import Keeper
 from pdproxy.core.planner import Complete, GiveUp, Resume, Way, note_echo, plan
+from pdproxy.core.recount import recount
 from pdproxy.core.reply import Reply
 from pdproxy.core.resume import asks_ids, with_ids
 from pdproxy.core.retry import delay_s
@@ -26,10 +25,12 @@ from pdproxy.core.seam import RoundEnd, Seam, ending, head
 from pdproxy.core.stops import hidden_stops
 from pdproxy.dispatch.generate import Exchange
 from pdproxy.dispatch.legs import Call, Tools
+from pdproxy.dispatch.part import Part
 from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.dispatch.relay import StreamFacts
 from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.dispatch.rules import TokenIds
+from pdproxy.dispatch.tokenizer import Tokenizer
 from pdproxy.errors import (
     PDProxyError,
     Recomputed,
@@ -117,10 +118,11 @@ class Rounds:
     async def _finish_choice(self, index: int) -> None:
         """Continue one choice until it has its finish reason."""
         tools, account = self._tools, self._call.account
-        abilities = await tools.abilities.find(
-            tools.client, tools.fleet, self._request.model, self._call.headers
-        )
+        tokenizer = Tokenizer(tools.client, tools.fleet, self._call.headers)
+        abilities = await tools.abilities.find(self._request.model, tokenizer.ask)
+        end_id = abilities.reasoning_end_id
         while True:
+            await tokenizer.settle(recount(self._request, self._answer, index, end_id))
             found = plan(
                 self._request,
                 self._answer,
@@ -146,7 +148,7 @@ class Rounds:
         tools, choice = self._tools, self._answer.choice(index)
         seam = Seam(self._request, self._answer, index, resume)
         before = choice.tokens
-        part = _Part(self._downstream, seam, self._deliver)
+        part = Part(self._downstream, seam, self._deliver)
         this = Round(avoid=self._exhausted, is_enough=lambda: seam.end.is_stopped)
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
@@ -162,10 +164,10 @@ class Rounds:
         else:
             tools.observer.recompute_ended(self._call.account.decoder, "resumed")
             self._answer.give_back([index])
+        if seam.end.has_ids is not None:
+            tools.abilities.note_ids(self._request.model, are_given=seam.end.has_ids)
         computed = max(0, this.prompt_tokens - (this.cached_tokens or 0))
         tools.observer.recomputed_tokens(self._request.model, computed)
-        if this.facts is not None and this.facts.usage is not None and not choice.has_all_ids:
-            choice.outputs = before + this.facts.usage.completion_tokens
         return seam.end
 
     def _is_resumable(self, error: PDProxyError, *, has_begun: bool) -> bool:
@@ -217,17 +219,8 @@ class Rounds:
             # Without a prefill there is only an estimate.
             self._answer.prompt_tokens = facts.usage.prompt_tokens
         self._answer.cached_tokens = this.cached_tokens
-        self._count_exactly(facts)
         self._has_told_usage = isinstance(facts, StreamFacts) and facts.has_told_usage
         self._note_exhausted(this)
-
-    def _count_exactly(self, facts: StreamFacts | ChunkFacts | None) -> None:
-        """Take the engine's count where it gives no ids: several tokens may come in one event."""
-        choice = self._answer.choices.get(0)
-        if choice is None or choice.has_all_ids or self._request.choices > 1:
-            return
-        if facts is not None and facts.usage is not None:
-            choice.outputs = max(choice.outputs, facts.usage.completion_tokens)
 
     def _begin_reply(self, cut: CutReply | None) -> None:
         """Take up a whole reply that was cut; the client was sent nothing of it."""
@@ -269,46 +262,6 @@ class Rounds:
             last = {**head(self._request, self._answer), "choices": [], "usage": usage}
             end = sse.encode_data(encode(last)) + end
         self._downstream.write(end)
-
-
-class _Part:
-    """The way back of a further round: a Downstream whose client is the answer so far."""
-
-    def __init__(
-        self, downstream: Downstream, seam: Seam, deliver: Callable[[bytes], None]
-    ) -> None:
-        self._downstream = downstream
-        self._seam = seam
-        self._deliver = deliver
-        self._has_begun = False
-
-    @property
-    def is_committed(self) -> bool:
-        """Whether this round has brought anything; until then it may be tried elsewhere."""
-        return self._has_begun
-
-    @property
-    def is_congested(self) -> bool:
-        """Whether the client reads more slowly than it is written to."""
-        return self._downstream.is_congested
-
-    async def start(self, _headers: Headers) -> None:
-        """The head was sent in the first round."""
-        self._has_begun = True
-
-    def write(self, block: bytes) -> None:
-        """Write what the seam makes of a block."""
-        stitched = self._seam.rewrite(block)
-        if stitched:
-            self._deliver(stitched)
-
-    async def drain(self) -> None:
-        """Wait for the client."""
-        await self._downstream.drain()
-
-    async def respond(self, _status: int, _headers: Headers, _body: bytes) -> None:
-        """Refuse: rounds are always streamed."""
-        raise RecomputeUnsupported("the decoder does not stream, so its answer cannot be joined")
 
 
 def _total(answer: Answer) -> int:

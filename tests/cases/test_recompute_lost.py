@@ -13,6 +13,8 @@ from tests.fakes.answer import Answer, EngineRequest
 from tests.fakes.behaviours import Behaviour
 from tests.fakes.client import assert_ends_in_error, assert_whole_stream
 
+ASKING = [{"role": "user", "content": "word 0"}]
+
 
 def breaks_after(words: int) -> Behaviour:
     """A decoder whose connection breaks behind so many words; 0 is behind the role."""
@@ -64,8 +66,24 @@ async def test_what_a_lost_decoder_held_back_is_made_again(temperature, stop, dr
         stage.decoder.faults.drop_after[:] = drops
         given, uncut = await stage.both(CHAT, body)
 
-    # In reasoning engines are asked so that they hold text back, which ids alone do not bring.
-    if temperature and len(stop) > 1:
+    assert told(given) == told(uncut)
+
+
+@pytest.mark.case("C71")
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize("temperature", [0, 1], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("ids", ["always", "never"])
+async def test_text_held_back_for_a_stop_string_is_not_lost_with_its_decoder(
+    path, temperature, ids
+):
+    body = {"prompt": "word 0"} if path == COMPLETIONS else {"messages": ASKING}
+    body |= {"temperature": temperature, "stream": True, "max_tokens": 20, "stop": ["zz top"]}
+
+    async with sims(SimConfig(eos_odds=1 << 30), "--token-ids", ids) as stage:
+        stage.decoder.faults.drop_after[:] = [6]
+        given, uncut = await stage.both(path, body)
+
+    if temperature and ids == "never":  # nothing tells what was held back
         assert "cannot be continued" in assert_ends_in_error(given)["message"]
         return
     assert told(given) == told(uncut)

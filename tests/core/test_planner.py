@@ -9,7 +9,6 @@ from pdproxy.core.planner import (
     GiveUp,
     Resume,
     Way,
-    has_media,
     note_echo,
     plan,
 )
@@ -197,12 +196,35 @@ def test_a_completion_goes_on_by_ids(request_, answer):
         pytest.param(
             completions(), answer_of("abc", ids=IDS3, prompt_ids=None), id="no prompt ids"
         ),
-        pytest.param(completions(**STOPS), content(**LOST), id="text held back was lost"),
-        pytest.param(completions(), content(lags=True, **LOST), id="so in the last round"),
     ],
 )
 def test_a_completion_goes_on_by_text(request_, answer):
     assert way_of(request_, answer) is Way.TEXT
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        pytest.param(STOPS, content(**LOST), id="ids known"),
+        pytest.param(STOPS, answer_of("abc", outputs=3, **LOST), id="no ids"),
+        pytest.param({}, content(lags=True, **LOST), id="in the last round"),
+    ],
+)
+@pytest.mark.parametrize("make", [completions, chat])
+def test_text_that_was_lost_is_made_again_replayed_or_given_up(make, fields, answer):
+    assert way_of(make(**fields), answer, is_delivered=False) is Way.AGAIN
+    assert way_of(make(**fields, **GREEDY), answer) is Way.REPLAY
+    assert way_of(make(**fields), answer) is GiveUp
+
+
+def test_reasoning_of_unknown_length_is_replayed_where_that_gives_the_same():
+    answer = answer_of("abc", reasoning="hm", outputs=3, counted=5)
+    counted = answer_of("abc", reasoning="hm", outputs=5, counted=5)
+
+    assert way_of(chat(**GREEDY), answer) is Way.REPLAY
+    assert way_of(chat(**GREEDY), counted) is Way.TURN
+    assert way_of(chat(), answer, is_delivered=False) is Way.AGAIN
+    assert way_of(chat(), answer) is Way.TURN
 
 
 def test_a_lost_decoder_that_held_nothing_back_leaves_the_ids():
@@ -286,7 +308,6 @@ def test_content_goes_on_by_ids(fields, answer, abilities):
         pytest.param(TOOLS, content(), KNOWN, id="a tool may be called"),
         pytest.param(IMAGES, content(), KNOWN, id="an image"),
         pytest.param({}, content(), Abilities(), id="no known end of the context"),
-        pytest.param(STOPS, content(**LOST), KNOWN, id="text held back was lost"),
         pytest.param({"response_format": SCHEMA}, at_marker(), KNOWN, id="before a grammar"),
         pytest.param({**TOOLS, "tool_choice": "required"}, at_marker(), KNOWN, id="before a call"),
     ],
@@ -382,19 +403,3 @@ def test_the_echo_is_marked(request_, text, echoed):
     note_echo(request_, answer)
 
     assert answer.choice(0).echoed == echoed
-
-
-@pytest.mark.parametrize(
-    ("content_", "wanted"),
-    [
-        pytest.param("an image_url", False, id="text"),
-        pytest.param([{"type": "text", "text": '"type": "image_url"'}], False, id="text part"),
-        pytest.param([{"text": "hi"}], False, id="part without a type"),
-        pytest.param([IMAGE], True, id="image"),
-        pytest.param([{"type": "video_url"}], True, id="video"),
-        pytest.param([{"type": "a_new_kind"}], True, id="unknown kind"),
-        pytest.param(None, False, id="null"),
-    ],
-)
-def test_media_are_seen(content_, wanted):
-    assert has_media(chat(messages=[{"role": "user", "content": content_}])) is wanted

@@ -1,7 +1,7 @@
 import json
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdproxy.core.answer import Held, ToolCall
@@ -452,6 +452,16 @@ def test_a_complete_choice_ends_with_the_events_that_waited():
     assert end["choices"][0]["token_ids"] == []
 
 
+@pytest.mark.parametrize("ids", [[8], None], ids=["given", "not given"])
+def test_a_round_tells_whether_its_engine_gives_ids(ids):
+    seam = seam_of(chat(**TOOLS), content(), Way.TURN)
+    assert seam.end.has_ids is None
+
+    seam.rewrite(chat_event({"content": "d"}, token_ids=ids))
+
+    assert seam.end.has_ids is (ids is not None)
+
+
 # --- whole streams, cut anywhere
 
 APIS = st.sampled_from(list(Api))
@@ -510,16 +520,34 @@ def test_stop_strings_end_the_same_answer_wherever_it_is_cut(data, api, cuts, is
     body = data.draw(bodies(api, stream=True, stop=stop))
     body["include_stop_str_in_output"] = shows_stops
     config = data.draw(st.sampled_from([CONFIG, THINKER]))
-    if config is THINKER:
-        # In reasoning stop strings are hidden from the engine that goes on with it.
-        assume(not is_lost)
-    else:
+    if config is CONFIG:
         body["min_tokens"] = data.draw(st.integers(0, body["max_tokens"]))
-    proxy = Proxy(Engine(config, cuts=cuts, is_lost=is_lost))
-    # What a lost decoder held back is not known: the text alone goes on, with other tokens.
-    assume(shows_stops or not is_lost)
+    steps = data.draw(STEPS)
 
-    check(proxy, api, body)
+    check(Proxy(Engine(config, cuts=cuts, steps=steps, is_lost=is_lost)), api, body)
+
+
+@settings(UNHURRIED, max_examples=80)
+@given(st.data(), APIS, CUTS, STEPS)
+def test_a_stream_without_ids_is_the_uncut_stream(data, api, cuts, steps):
+    usage = data.draw(st.sampled_from([{}, {"include_usage": True}]))
+    body = data.draw(bodies(api, stream=True, stream_options=usage))
+    body |= {"temperature": 0, "prompt": "word 1"} if api is Api.COMPLETIONS else {"temperature": 0}
+
+    check(Proxy(Engine(cuts=cuts, steps=steps), asks_ids=False), api, body)
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["given back", "lost"])
+@pytest.mark.parametrize("cuts", [[7], [0, 7, 12, 12, 12], [5, 6, 7]])
+def test_text_of_an_answer_that_may_call_tools_is_whole(cuts, is_lost):
+    """An open turn says no more than the text, which may end before the ids."""
+    messages = [{"role": "user", "content": "Say something"}]
+    body = {"model": "sim", "messages": messages, "tools": TOY_TOOLS, "max_tokens": 60}
+    proxy = Proxy(Engine(cuts=list(cuts), steps=[3], is_lost=is_lost))
+
+    check(proxy, Api.CHAT, {**body, "stream": True})
+
+    assert Way.TURN in proxy.ways
 
 
 @settings(UNHURRIED, max_examples=80)

@@ -15,16 +15,17 @@ from pdproxy.core.chunks import read_event, without_recomputed
 from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.core.keeper import Keeper
 from pdproxy.core.planner import Abilities, Complete, GiveUp, note_echo, plan
+from pdproxy.core.recount import DETOKENIZE, recount
 from pdproxy.core.reply import Reply
 from pdproxy.core.resume import Way, asks_ids, with_ids
 from pdproxy.core.seam import Seam, ending, head
 from pdproxy.core.stops import hidden_stops
 from pdproxy.errors import RecomputeUnsupported
-from pdproxy.sim import chat_wire, completion_wire, tokenizer
+from pdproxy.sim import chat_wire, completion_wire, template, tokenizer
 from pdproxy.sim.config import SimConfig
 from pdproxy.sim.jobs import make_job
 from pdproxy.sim.model import Generation, Step, prefix_state
-from pdproxy.sim.parsing import parse_chat, parse_completion
+from pdproxy.sim.parsing import chat_turn, parse_chat, parse_completion
 
 CONFIG = SimConfig(eos_odds=1 << 30)
 THINKER = SimConfig(eos_odds=1 << 30, reasoning=True, reasoning_tokens=9)
@@ -101,13 +102,15 @@ class Proxy:
     engine: Engine
     abilities: Abilities = ABILITIES
     ways: list[Way] = field(default_factory=list)
+    asks_ids: bool = True
 
     def stream(self, api, body):
         """Return the bytes that the client gets."""
         request = parse_generate(api, json.dumps(body).encode())
         answer = Answer()
         keeper = Keeper(answer, shows_ids=asks_ids(request), stops=hidden_stops(request))
-        events = self.engine.stream(api, _body(with_ids(request)))
+        asked = with_ids(request) if self.asks_ids else request
+        events = self.engine.stream(api, _body(asked))
         out = b"".join(self._first(events, keeper, request))
         answer.prompt_tokens, answer.cached_tokens = _prompt_tokens(api, body, self.engine), 0
         cut = _open(request, answer)
@@ -124,7 +127,8 @@ class Proxy:
     def whole(self, api, body):
         """Return the JSON that a client gets that does not stream."""
         request = parse_generate(api, json.dumps(body).encode())
-        reply = self.engine.whole(api, _body(with_ids(request)))
+        asked = with_ids(request) if self.asks_ids else request
+        reply = self.engine.whole(api, _body(asked))
         cut = {
             choice["index"]
             for choice in json.loads(reply)["choices"]
@@ -161,6 +165,7 @@ class Proxy:
     def _finish(self, request, answer, index, reply):
         out = b""
         for _ in range(40):
+            self._recount(request, answer, index)
             found = plan(request, answer, index, self.abilities, is_delivered=reply is None)
             if isinstance(found, GiveUp):
                 raise RecomputeUnsupported(found.why)
@@ -178,6 +183,16 @@ class Proxy:
                 answer.give_back([index])
         raise AssertionError("too many rounds")
 
+    def _recount(self, request, answer, index):
+        """Answer what is asked of the tokenizer."""
+        asking, said = recount(request, answer, index, self.abilities.reasoning_end_id), None
+        try:
+            while True:
+                question = asking.send(said)
+                said = tokenized(question, self.engine.config)
+        except StopIteration:
+            return
+
     def _round(self, seam, request, reply):
         out = b""
         for event in self.engine.stream(request.api, _body(request)):
@@ -186,6 +201,16 @@ class Proxy:
             if seam.end.is_stopped:
                 break
         return out
+
+
+def tokenized(question, config=CONFIG):
+    """Return what an engine says to a question about tokens."""
+    fields = _body(question)
+    if question.path == DETOKENIZE:
+        return {"prompt": tokenizer.decode(fields["tokens"])}
+    is_chat = "messages" in fields
+    text = template.render(chat_turn(fields, config)) if is_chat else fields["prompt"]
+    return {"count": len(tokenizer.encode(text))}
 
 
 def _undone(event, recomputed):

@@ -1,0 +1,56 @@
+"""Asks the engines' tokenizer; any decoder will do."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.headers import HeaderList
+from pdproxy.core.instance import Role
+from pdproxy.core.jsonfields import decode, join_object
+from pdproxy.core.plain import Object
+from pdproxy.core.recount import Asking
+from pdproxy.errors import UpstreamError
+from pdproxy.upstream.client import EngineClient
+from pdproxy.upstream.limits import Timeouts
+
+Ask = Callable[[str, bytes], Awaitable[Object | None]]
+
+_TIMEOUTS = Timeouts(connect_s=5, head_s=5, idle_s=5)
+_MAX_BYTES = 64 * 1024 * 1024  # a million ids take ten
+_OK = 200
+
+
+class Tokenizer:
+    """The tokenizer of the engines, as a client with these headers reaches it."""
+
+    def __init__(self, client: EngineClient, fleet: Fleet, headers: HeaderList) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._headers = headers
+
+    async def ask(self, path: str, body: bytes) -> Object | None:
+        """Return what an engine says; None if none does."""
+        for instance in self._fleet.available(Role.DECODE):
+            try:
+                response = await self._client.send(
+                    instance.endpoint, "POST", path, self._headers, body, timeouts=_TIMEOUTS
+                )
+                with response:
+                    answer = await response.read(_MAX_BYTES)
+                plain = decode(answer) if response.status == _OK else None
+            except (UpstreamError, ValueError):
+                continue
+            if isinstance(plain, dict):
+                return plain
+        return None
+
+    async def settle(self, asking: Asking) -> None:
+        """Answer all questions that come."""
+        said: Object | None = None
+        while True:
+            try:
+                question = asking.send(said)
+            except StopIteration:
+                return
+            said = await self.ask(question.path, join_object(question.fields))

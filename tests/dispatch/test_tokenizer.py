@@ -1,0 +1,52 @@
+"""Engines are asked about tokens; one that does not tell is passed over."""
+
+from __future__ import annotations
+
+from pdproxy.core.instance import Endpoint, Role, State
+from pdproxy.core.jsonfields import raw
+from pdproxy.core.recount import DETOKENIZE, Question
+from pdproxy.dispatch.tokenizer import Tokenizer
+from pdproxy.sim import tokenizer as toy
+from pdproxy.sim.cluster import in_process
+from pdproxy.sim.config import SimConfig
+from tests.dispatch.stage import Stage, stage
+
+THE, OF = toy.encode(" the of")
+BODY = b'{"tokens": [%d]}' % THE
+
+
+def of(play: Stage) -> Tokenizer:
+    return Tokenizer(play.tools.client, play.tools.fleet, [])
+
+
+def join(play: Stage, port: int) -> None:
+    play.tools.fleet.add(Role.DECODE, Endpoint.parse(f"127.0.0.1:{port}"), state=State.ACTIVE)
+
+
+async def test_next_decoder_is_asked_if_one_does_not_tell():
+    async with stage(p=[], d=[None]) as play, in_process(SimConfig()) as sim:
+        join(play, sim.port)
+
+        assert await of(play).ask(DETOKENIZE, BODY) == {"prompt": " the"}
+
+
+async def test_none_is_told_if_no_decoder_tells():
+    async with stage(p=[], d=[None]) as play, in_process(SimConfig()) as gone:
+        join(play, 1)
+        join(play, gone.port)
+
+        assert await of(play).ask("/nowhere", BODY) is None
+
+
+async def test_questions_are_answered_until_there_are_none():
+    answers = []
+
+    def asking():
+        answers.append((yield Question(DETOKENIZE, {"tokens": raw([THE])})))
+        answers.append((yield Question(DETOKENIZE, {"tokens": raw([OF])})))
+
+    async with stage(p=[], d=[]) as play, in_process(SimConfig()) as sim:
+        join(play, sim.port)
+        await of(play).settle(asking())
+
+    assert answers == [{"prompt": " the"}, {"prompt": " of"}]
