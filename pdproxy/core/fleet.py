@@ -15,7 +15,7 @@ from pdproxy.core.judge import Judge, Reports
 from pdproxy.core.lease import Lease
 from pdproxy.core.load import Cost, Load, LoadBoard
 from pdproxy.core.members import Member, Members
-from pdproxy.core.policy import Candidate, Policy
+from pdproxy.core.policy import Candidate, Policy, reason_of
 from pdproxy.errors import NoInstance
 
 __all__ = ["Fleet", "Lease"]
@@ -124,6 +124,10 @@ class Fleet:
 
     # --- load
 
+    def policy(self, role: Role) -> str:
+        """Return the name of the policy that chooses for a role."""
+        return self._policies[role].name
+
     def available(self, role: Role, avoid: Collection[Instance] = ()) -> list[Instance]:
         """Return who may get a lease now: the active ones, if there are none the ejected ones.
 
@@ -140,8 +144,10 @@ class Fleet:
         members = self._choosable(role, avoid) if avoid else self.members.available(role)
         if not members:
             raise NoInstance(f"no {role} instance is available")
+        is_ejected = members[0].state is State.EJECTED
+        why = reason_of(len(members), len(self.members.available(role)), is_ejected=is_ejected)
         if len(members) == 1:
-            return Lease(self.members, self._board, members[0], cost)
+            return Lease(self.members, self._board, members[0], cost, why)
         load = self._board.load
         candidates = [
             Candidate(member.instance, load(member.slot), member.capacity_tokens)
@@ -150,7 +156,7 @@ class Fleet:
         instance = self._policies[role].pick(candidates, cost).instance
         member = self.members.get(instance)
         assert member is not None, "a candidate is a member"
-        return Lease(self.members, self._board, member, cost)
+        return Lease(self.members, self._board, member, cost, why)
 
     def load(self, instance: Instance) -> Load:
         """Return what it holds now; nothing for one that was forgotten."""

@@ -9,15 +9,24 @@ from types import TracebackType
 
 from pdproxy.core.load import Cost, LoadBoard
 from pdproxy.core.members import Member, Members
+from pdproxy.core.policy import Reason
 
 
 class Lease:
-    """Made by `Fleet.lease` only; use it as a context manager, or close it on every way out."""
+    """Made by `Fleet.lease` only; use it as a context manager, or close it on every way out.
 
-    __slots__ = ("_board", "_cost", "_member", "_members", "instance")
+    Attributes:
+        instance: the one that may be used.
+        reason: why it was chosen.
+    """
 
-    def __init__(self, members: Members, board: LoadBoard, member: Member, cost: Cost) -> None:
+    __slots__ = ("_board", "_cost", "_member", "_members", "instance", "reason")
+
+    def __init__(
+        self, members: Members, board: LoadBoard, member: Member, cost: Cost, reason: Reason
+    ) -> None:
         self.instance = member.instance
+        self.reason = reason
         self._members = members
         self._board = board
         self._member = member

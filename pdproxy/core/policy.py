@@ -8,6 +8,7 @@ only, lower is better, and equal scores rotate: no instance is favoured for its 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -71,6 +72,24 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
     load: Load
     capacity_tokens: int | None = None
     cached_tokens: int = 0
+
+
+class Reason(StrEnum):
+    """Why an instance got a leg; a closed set, since it is a label of metrics."""
+
+    POLICY = "policy"  # the policy's choice of all that were available
+    ONLY_ONE = "only_one"  # no other was available
+    OTHERS_FAILED = "others_failed"  # chosen of those that had not failed this request
+    LAST_RESORT = "last_resort"  # all of its role are ejected
+
+
+def reason_of(candidates: int, available: int, *, is_ejected: bool) -> Reason:
+    """Return why one of so many candidates, of so many that are available, is chosen."""
+    if is_ejected:
+        return Reason.LAST_RESORT
+    if candidates < available:
+        return Reason.OTHERS_FAILED
+    return Reason.ONLY_ONE if available == 1 else Reason.POLICY
 
 
 class Policy(Protocol):

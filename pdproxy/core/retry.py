@@ -7,7 +7,7 @@ handle that may be spent would be answered with wrong text (vLLM 0.32, seen on e
 from __future__ import annotations
 
 import random
-from enum import Enum, auto
+from enum import Enum, StrEnum, auto
 
 from pdproxy.core.instance import Role
 from pdproxy.errors import (
@@ -39,6 +39,19 @@ class Verdict(Enum):
     ONLY_ELSEWHERE = auto()  # the same, but never on an instance that said "not now"
     FRESH_PREFILL = auto()  # the handle may be spent: prefill again, then another decoder
     FRESH_PREFILL_ONLY_ELSEWHERE = auto()
+
+
+class Phase(StrEnum):
+    """How far a leg had come when it failed; a closed set, since it is a label of metrics."""
+
+    CONNECT = "connect"
+    BEFORE_FIRST_TOKEN = "before_first_token"
+    MID_STREAM = "mid_stream"
+
+
+def phase_of(error: PDProxyError) -> Phase:
+    """Return how far a leg had come that failed before any output reached the client."""
+    return Phase.CONNECT if was_never_sent(error) else Phase.BEFORE_FIRST_TOKEN
 
 
 def judge(role: Role, error: PDProxyError) -> Verdict:

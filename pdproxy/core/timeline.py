@@ -1,64 +1,101 @@
-"""The marks of one request on one clock, and the durations between them.
+"""Where the time of one request goes: its stages, which add up to the whole, and a few moments.
 
-Rule: a duration is None while one of its marks is missing; nothing is estimated. It is None too if
-its end lies before its start: with a list of prompts the two may be marks of different ones.
+Rule: a request is in exactly one stage at any moment, over all attempts and rounds, so that the
+times of its stages add up to its time. A duration is None while one of its ends is missing.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Stage(StrEnum):
+    """What a request is waiting for; a closed set, since it is a label of metrics.
+
+    A pause before another attempt belongs to the leg that failed.
+    """
+
+    BODY = "body"  # its body; before the time of a request begins
+    QUEUE = "queue"  # to be sent to an engine
+    PREFILL = "prefill"  # a prefiller's answer
+    HANDOFF = "handoff"  # to be sent to a decoder
+    FIRST_TOKEN = "first_token"  # a decoder's first content, KV transfer included
+    DECODE = "decode"  # the rest of the answer; all of one that is not streamed
 
 
 @dataclass(slots=True)
 class Timeline:
-    """Moments in seconds of one monotonic clock.
+    """Moments in seconds of one monotonic clock, and the time spent in each stage.
 
-    Of the legs, which may be tried more than once, the last start counts; of the first event and
-    the first content, the first.
+    Attributes:
+        received: the body has been read; until then, the request has come in.
+        stage: the one it is in, or was in when it ended.
+        spent_s: per stage that was left.
+        waited_s: of the queue stage, what the proxy let it wait on purpose.
+        is_joint: several prompts are answered at once, so that the stages overlap.
     """
 
     received: float
-    prefill_started: float | None = None
-    prefill_done: float | None = None
-    decode_started: float | None = None
-    first_event: float | None = None
+    stage: Stage = Stage.BODY
+    spent_s: dict[Stage, float] = field(default_factory=dict)
+    waited_s: float = 0.0
+    is_joint: bool = False
     first_content: float | None = None
     last_content: float | None = None
     finished: float | None = None
+    _entered: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._entered = self.received
 
     def mark_received(self, now: float) -> None:
-        """The request's body has been read."""
-        self.received = now
+        """The request's body has been read; the time of the request begins."""
+        self.received = self._entered = now
+        self.stage = Stage.QUEUE
 
     def mark_prefill_started(self, now: float) -> None:
         """The prefill request is being sent."""
-        self.prefill_started = now
+        self._enter(Stage.PREFILL, now)
 
     def mark_prefill_done(self, now: float) -> None:
         """The prefiller has answered."""
-        self.prefill_done = now
+        self._enter(Stage.HANDOFF, now)
 
-    def mark_decode_started(self, now: float) -> None:
+    def mark_decode_started(self, now: float, *, is_stream: bool) -> None:
         """The decode request is being sent."""
-        self.decode_started = now
+        self._enter(Stage.FIRST_TOKEN if is_stream else Stage.DECODE, now)
 
-    def mark_first_event(self, now: float) -> None:
-        """The decoder has shown that it generates."""
-        if self.first_event is None:
-            self.first_event = now
-
-    def mark_first_content(self, now: float) -> None:
-        """The first content is being written to the client."""
+    def mark_content(self, now: float) -> None:
+        """Content is being written to the client."""
+        if self.stage is not Stage.DECODE:
+            self._enter(Stage.DECODE, now)
         if self.first_content is None:
             self.first_content = now
-
-    def mark_last_content(self, now: float) -> None:
-        """All content has been written."""
         self.last_content = now
 
     def mark_finished(self, now: float) -> None:
         """The request is over."""
+        self._enter(self.stage, now)
         self.finished = now
+
+    @property
+    def stages_s(self) -> dict[Stage, float]:
+        """What was spent in each stage it was in; nothing if they overlapped."""
+        return {} if self.is_joint else self.spent_s
+
+    @property
+    def queue_s(self) -> float | None:
+        """Body read to the first leg's request; None if there was none yet."""
+        return self.stages_s.get(Stage.QUEUE)
+
+    @property
+    def own_s(self) -> float | None:
+        """What the proxy itself took before and between the legs; None if no leg began."""
+        queue_s = self.queue_s
+        if queue_s is None:
+            return None
+        return queue_s - self.waited_s + self.spent_s.get(Stage.HANDOFF, 0.0)
 
     @property
     def ttft_s(self) -> float | None:
@@ -66,39 +103,26 @@ class Timeline:
         return _between(self.received, self.first_content)
 
     @property
-    def prefill_s(self) -> float | None:
-        """The prefill leg."""
-        return _between(self.prefill_started, self.prefill_done)
-
-    @property
-    def handoff_s(self) -> float | None:
-        """Between the legs."""
-        return _between(self.prefill_done, self.decode_started)
-
-    @property
-    def first_token_s(self) -> float | None:
-        """Decode request to first content."""
-        return _between(self.decode_started, self.first_content)
-
-    @property
-    def decode_s(self) -> float | None:
-        """First content to last content."""
-        return _between(self.first_content, self.last_content)
-
-    @property
     def total_s(self) -> float | None:
         """Body read to the end."""
         return _between(self.received, self.finished)
 
+    def age_s(self, now: float) -> float:
+        """Return for how long the request has been there."""
+        return now - self.received
+
     def tpot_s(self, output_tokens: int) -> float | None:
-        """Time per output token after the first: decode time / (output tokens - 1)."""
-        decode_s = self.decode_s
-        if decode_s is None or output_tokens <= 1:
+        """Time per output token after the first: first to last content / (output tokens - 1)."""
+        content_s = _between(self.first_content, self.last_content)
+        if content_s is None or output_tokens <= 1:
             return None
-        return decode_s / (output_tokens - 1)
+        return content_s / (output_tokens - 1)
+
+    def _enter(self, stage: Stage, now: float) -> None:
+        left = self.stage
+        self.spent_s[left] = self.spent_s.get(left, 0.0) + now - self._entered
+        self.stage, self._entered = stage, now
 
 
 def _between(start: float | None, end: float | None) -> float | None:
-    if start is None or end is None or end < start:
-        return None
-    return end - start
+    return None if start is None or end is None else end - start

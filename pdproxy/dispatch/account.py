@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pdproxy.core.policy import Reason
+from pdproxy.core.pulse import Pulse
 from pdproxy.core.timeline import Timeline
 
 
@@ -32,12 +34,15 @@ class Account:
         request_id: the id that the client sees.
         client: the peer's address.
         prefiller, decoder: label of the instance last used, "" if none.
+        prefiller_reason, decoder_reason: why that one was chosen, None if none was.
         prefill_attempts, decode_attempts: attempts made, over all rounds.
         prompt_tokens, cached_tokens: as the prefiller counted.
         output_tokens: as the decoder counted; None if it never said.
         finish_reasons: of the choices that finished.
         status: HTTP status the client got, 0 if none.
         why: what went wrong, in words for the operator.
+        code: of the error that ended it, "" if none did.
+        pulse: the beat of its streams.
     """
 
     request_id: str
@@ -48,6 +53,8 @@ class Account:
     is_stream: bool = False
     prefiller: str = ""
     decoder: str = ""
+    prefiller_reason: Reason | None = None
+    decoder_reason: Reason | None = None
     prefill_attempts: int = 0
     decode_attempts: int = 0
     rounds: int = 1
@@ -58,8 +65,19 @@ class Account:
     status: int = 0
     outcome: Outcome = Outcome.SUCCESS
     why: str = ""
+    code: str = ""
     # The engines took the model's name, so it may be a label.
     is_model_known: bool = False
+    pulse: Pulse = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(self.timeline)
+
+    @property
+    def own_s(self) -> float | None:
+        """What the proxy's own work took; None if no leg began, or several ran at once."""
+        own_s = self.timeline.own_s
+        return None if own_s is None else own_s + self.pulse.work_s
 
     def count(self, prompt: int | None, cached: int | None, output: int | None) -> None:
         """Add the tokens of one answered prompt."""
@@ -67,11 +85,12 @@ class Account:
         self.cached_tokens = _added(self.cached_tokens, cached)
         self.output_tokens = _added(self.output_tokens, output)
 
-    def fail(self, outcome: Outcome, why: str) -> None:
+    def fail(self, outcome: Outcome, why: str, code: str = "") -> None:
         """Note a failure; the first one noted is the cause and stays."""
         if self.outcome is Outcome.SUCCESS:
             self.outcome = outcome
             self.why = why
+            self.code = code
 
 
 def _added(sum_: int | None, tokens: int | None) -> int | None:

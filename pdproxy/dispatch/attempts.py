@@ -6,14 +6,16 @@ said "not now" is not asked again at all.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.load import Cost
-from pdproxy.core.retry import is_busy
-from pdproxy.errors import PDProxyError
+from pdproxy.core.retry import Phase, is_busy, phase_of
+from pdproxy.dispatch.ports import Observer
+from pdproxy.errors import PDProxyError, Recomputed
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class Attempts:
         failed: instances that failed, in order.
         busy: those of them that said "not now", with what they said.
         last: the last failure of any leg.
+        moved: how far the failed attempt had come, if the one that runs now is on another instance.
     """
 
     made: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
@@ -33,6 +36,8 @@ class Attempts:
         default_factory=lambda: {r: {} for r in Role}
     )
     last: PDProxyError | None = None
+    moved: Phase | None = None
+    _last: dict[Role, tuple[Instance, Phase]] = field(default_factory=dict)
 
     def lease(self, fleet: Fleet, role: Role, cost: Cost) -> Lease:
         """Lease an instance for the next attempt: one that has not failed, if there is one.
@@ -45,12 +50,29 @@ class Attempts:
             avoid = self.busy[role]
         lease = fleet.lease(role, cost, avoid=avoid)
         self.made[role] += 1
+        failed, phase = self._last.get(role, (lease.instance, None))
+        self.moved = phase if failed is not lease.instance else None
         return lease
+
+    @contextmanager
+    def following(self, role: Role, observer: Observer) -> Iterator[None]:
+        """Tell how an attempt ends that follows one that failed on another instance."""
+        phase, result = self.moved, "abandoned"
+        try:
+            yield
+            result = "recovered"
+        except PDProxyError as error:
+            result = "recovered" if isinstance(error, Recomputed) else "failed"
+            raise
+        finally:
+            if phase is not None:
+                observer.failed_over(role, phase, result)
 
     def note_failure(self, instance: Instance, error: PDProxyError) -> None:
         """Remember why the last attempt ended."""
         self.failed[instance.role].append(instance)
         self.last = error
+        self._last[instance.role] = instance, phase_of(error)
         if is_busy(error):
             self.busy[instance.role][instance] = error
 

@@ -56,6 +56,7 @@ class _Batch:
 
     async def run(self) -> None:
         """Answer all prompts; the first failure ends the others."""
+        self._call.account.timeline.is_joint = len(self._request.prompts) > 1
         try:
             async with asyncio.TaskGroup() as group:
                 for position, single in enumerate(self._request.singles()):

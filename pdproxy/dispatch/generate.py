@@ -11,6 +11,7 @@ import logging
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
+from pdproxy.core.error_events import engine_error
 from pdproxy.core.fleet import Lease
 from pdproxy.core.instance import Role
 from pdproxy.core.jsonfields import join_object, split_object
@@ -29,7 +30,7 @@ from pdproxy.dispatch.legs import (
     without_prefill,
 )
 from pdproxy.dispatch.ports import Downstream
-from pdproxy.dispatch.relay import StreamFacts, StreamRelay, engine_error
+from pdproxy.dispatch.relay import StreamFacts, StreamRelay
 from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.errors import (
     EngineAnswered,
@@ -109,7 +110,8 @@ class Exchange:
             lease = attempts.lease(tools.fleet, Role.PREFILL, cost)
             call.account.prefill_attempts += 1
             try:
-                return await prefill(tools, request, call, lease)
+                with attempts.following(Role.PREFILL, tools.observer):
+                    return await prefill(tools, request, call, lease)
             except PDProxyError as error:
                 lease.close()
                 attempts.note_failure(lease.instance, error)
@@ -125,11 +127,13 @@ class Exchange:
         with self._attempts.lease(tools.fleet, Role.DECODE, cost) as lease:
             call.account.decode_attempts += 1
             try:
-                await self._answer(lease, handoff)
+                with self._attempts.following(Role.DECODE, tools.observer):
+                    await self._answer(lease, handoff)
             except PDProxyError as error:
                 if isinstance(error, Recomputed):
                     self._round.exhausted = lease.instance
                     tools.fleet.note_exhausted(lease.instance)
+                    tools.observer.ran_out(lease.instance)
                 if self._downstream.is_committed:
                     raise
                 failure = error
@@ -149,7 +153,6 @@ class Exchange:
             self._round.note(handoff)
             relay = self._relay_for(response, handoff)
             await self._open(relay, started)
-            self._call.account.timeline.mark_first_event(tools.clock())
             handoff.release()
             await self._downstream.start(response.headers)
             relay.attach(self._downstream)
@@ -164,7 +167,7 @@ class Exchange:
 
     def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
         request, tools = self._request, self._tools
-        timeline, clock = self._call.account.timeline, tools.clock
+        account, observer = self._call.account, tools.observer
         new_keeper = self._round.new_keeper
         relay = StreamRelay(
             response,
@@ -172,7 +175,9 @@ class Exchange:
             cached_tokens=handoff.cached_tokens,
             stops=request.stops,
             max_event_bytes=tools.rules.max_event_bytes,
-            on_content=lambda: timeline.mark_first_content(clock()),
+            pulse=account.pulse,
+            clock=tools.clock,
+            on_full=lambda: observer.pulse_full(account),
             keeper=None if new_keeper is None else new_keeper(),
             is_enough=self._round.is_enough,
         )
@@ -195,7 +200,6 @@ class Exchange:
     def _settle(self, facts: StreamFacts | ChunkFacts, handoff: Handoff) -> None:
         """Write what the answer said into the account."""
         account, tools, request = self._call.account, self._tools, self._request
-        account.timeline.mark_last_content(tools.clock())
         account.finish_reasons.extend(facts.finished.values())
         usage = facts.usage
         prompt_tokens = handoff.prompt_tokens if usage is None else usage.prompt_tokens
@@ -208,7 +212,9 @@ class Exchange:
 
     async def _respond(self, response: Response, handoff: Handoff) -> None:
         """Pass a whole JSON answer on; only the prefiller's figure for cached tokens goes in."""
+        clock, pulse = self._tools.clock, self._call.account.pulse
         body = await response.read(self._tools.rules.max_answer_bytes)
+        began = clock()
         try:
             fields = split_object(body)
         except ValueError as error:
@@ -219,7 +225,6 @@ class Exchange:
         if facts.recomputed:
             self._round.cut = CutReply(response.headers, fields, facts.recomputed)
             raise Recomputed("the decoder ran out of KV cache before the answer ended")
-        self._call.account.timeline.mark_first_content(self._tools.clock())
         self._settle(facts, handoff)
         kept = strip_internal(fields)
         body = body if kept is fields else join_object(kept)
@@ -227,6 +232,7 @@ class Exchange:
             body = with_cached_tokens(body, handoff.cached_tokens)
         if self._round.new_keeper is not None:
             body = self._round.new_keeper().hide(body)
+        pulse.work_s += clock() - began
         await self._downstream.respond(response.status, response.headers, body)
 
     async def _before_retry(self, role: Role, error: PDProxyError) -> Verdict:

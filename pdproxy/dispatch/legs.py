@@ -12,7 +12,6 @@ from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import read_body
 from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_id
-from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import Raw, split_object
 from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
 from pdproxy.core.retry import is_instance_fault
@@ -88,12 +87,12 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
     """
     account, clock = call.account, tools.clock
     engine_id = _engine_id(tools, call)
-    account.prefiller = lease.instance.label
+    account.prefiller, account.prefiller_reason = lease.instance.label, lease.reason
     account.timeline.mark_prefill_started(clock())
     headers = [p for p in call.headers if p[0] != DATA_PARALLEL_RANK]
     headers.append(("x-request-id", engine_id))
     body = tools.connector.prefill_body(request)
-    async with attempt(tools, lease.instance):
+    async with attempt(tools, lease):
         response = await tools.client.send(
             lease.instance.endpoint,
             "POST",
@@ -121,12 +120,12 @@ async def decode(
         UpstreamError: no answer.
     """
     account = call.account
-    account.decoder = lease.instance.label
-    account.timeline.mark_decode_started(tools.clock())
+    account.decoder, account.decoder_reason = lease.instance.label, lease.reason
+    account.timeline.mark_decode_started(tools.clock(), is_stream=request.wants_stream)
     headers = [*call.headers, ("x-request-id", handoff.engine_id)]
     body = tools.connector.decode_body(request, handoff.handle)
     rules = tools.rules
-    async with attempt(tools, lease.instance):
+    async with attempt(tools, lease):
         response = await tools.client.send(
             lease.instance.endpoint,
             "POST",
@@ -167,6 +166,7 @@ def check_status(response: Response, body: bytes) -> None:
 def without_prefill(tools: Tools, request: GenerateRequest, call: Call) -> Handoff:
     """Return the hand-off of a request that a decoder computes alone."""
     cost = prefill_cost(tools, request)
+    tools.observer.prefill_skipped("decode_only")
     return Handoff(_engine_id(tools, call), prompt_tokens=cost.compute_tokens)
 
 
@@ -220,9 +220,10 @@ def learn_from(tools: Tools, request: GenerateRequest, prompt_tokens: int) -> No
 
 
 @asynccontextmanager
-async def attempt(tools: Tools, instance: Instance) -> AsyncIterator[None]:
+async def attempt(tools: Tools, lease: Lease) -> AsyncIterator[None]:
     """Tell observer and fleet how the attempt inside ended."""
-    started = tools.clock()
+    instance, started = lease.instance, tools.clock()
+    tools.observer.routed(instance.role, lease.reason)
     try:
         yield
     except PDProxyError as error:

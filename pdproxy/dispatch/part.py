@@ -1,9 +1,10 @@
-"""The way back of a further round."""
+"""The way back of a further round: what it brings is stitched to the answer so far."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from pdproxy.core.pulse import Pulse
 from pdproxy.core.seam import Seam
 from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.errors import RecomputeUnsupported
@@ -13,11 +14,12 @@ class Part:
     """A Downstream whose client is the answer so far."""
 
     def __init__(
-        self, downstream: Downstream, seam: Seam, deliver: Callable[[bytes], None]
+        self, downstream: Downstream, seam: Seam, deliver: Callable[[bytes], None], pulse: Pulse
     ) -> None:
         self._downstream = downstream
         self._seam = seam
         self._deliver = deliver
+        self._pulse = pulse
         self._has_begun = False
 
     @property
@@ -39,6 +41,8 @@ class Part:
         stitched = self._seam.rewrite(block)
         if stitched:
             self._deliver(stitched)
+        else:
+            self._pulse.is_hidden = True
 
     async def drain(self) -> None:
         """Wait for the client."""

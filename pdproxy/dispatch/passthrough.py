@@ -81,7 +81,7 @@ async def _try_one(
     downstream: RawDownstream,
     timeouts: Timeouts,
 ) -> None:
-    async with attempt(tools, lease.instance):
+    async with attempt(tools, lease):
         response = await tools.client.send(
             lease.instance.endpoint,
             request.method,

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pdproxy.core.instance import Instance, Role
+from pdproxy.core.policy import Reason
+from pdproxy.core.retry import Phase
+from pdproxy.dispatch.account import Account
 
 Headers = Sequence[tuple[str, str]]
 
@@ -56,8 +59,28 @@ class Observer(Protocol):
         """One attempt of a leg ended; `outcome` is "success", "error" or "abandoned"."""
         ...
 
+    def routed(self, role: Role, reason: Reason) -> None:
+        """An instance was chosen for a leg."""
+        ...
+
+    def failed_over(self, role: Role, phase: Phase, result: str) -> None:
+        """A leg that failed elsewhere ended: "recovered", "failed" or "abandoned"."""
+        ...
+
+    def prefill_skipped(self, reason: str) -> None:
+        """A request is computed by a decoder alone."""
+        ...
+
+    def pulse_full(self, account: Account) -> None:
+        """The counts of a stream's pulse are due to be taken."""
+        ...
+
     def retried(self, role: Role, reason: str) -> None:
         """A leg is tried again."""
+        ...
+
+    def ran_out(self, instance: Instance) -> None:
+        """A decoder gave an answer back for lack of KV cache."""
         ...
 
     def recompute_ended(self, decoder: str, result: str) -> None:

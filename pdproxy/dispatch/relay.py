@@ -21,11 +21,11 @@ from pdproxy.core.chunks import (
     without_internal,
     without_recomputed,
 )
-from pdproxy.core.jsonfields import Raw, decode, join_object
+from pdproxy.core.error_events import engine_error
 from pdproxy.core.keeper import Keeper
+from pdproxy.core.pulse import Pulse
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.errors import (
-    EngineAnswered,
     PDProxyError,
     Recomputed,
     UpstreamError,
@@ -33,10 +33,6 @@ from pdproxy.errors import (
     UpstreamProtocol,
 )
 from pdproxy.upstream.response import Response
-
-MIN_ERROR_STATUS = 400
-MAX_ERROR_STATUS = 599
-DEFAULT_ERROR_STATUS = 502
 
 
 @dataclass(slots=True)
@@ -65,14 +61,16 @@ class StreamRelay:
         cached_tokens: int | None,
         stops: frozenset[str],
         max_event_bytes: int,
-        on_content: Callable[[], None],
+        pulse: Pulse,
+        clock: Callable[[], float],
+        on_full: Callable[[], None],
         keeper: Keeper | None = None,
         is_enough: Callable[[], bool] | None = None,
     ) -> None:
         """Make a relay for a stream of `choices` answers.
 
         `cached_tokens` is the prefiller's figure, which replaces the decoder's; None leaves it.
-        `on_content` is called once, when the first content event is being written.
+        `pulse` is told of content as it is written; `on_full` is called when its counts are due.
         `keeper` notes the answer, so that it can be continued.
         `is_enough` is asked after each write: once it says so, the stream is over.
         """
@@ -81,7 +79,11 @@ class StreamRelay:
         self._choices = choices
         self._cached_tokens = cached_tokens
         self._stops = stops
-        self._on_content = on_content
+        self._pulse = pulse
+        self._clock = clock
+        self._on_full = on_full
+        self._now = 0.0  # of the last read
+        self._contents = 0  # content events that were read and not written
         self._keeper = keeper
         self._is_enough = is_enough
         self._max_event_bytes = max_event_bytes
@@ -110,11 +112,10 @@ class StreamRelay:
     def attach(self, downstream: Downstream) -> None:
         """Let what was held and all that comes go to the client."""
         self._downstream = downstream
-        held, self._held = self._held, b""
-        if held:
+        self._now = self._clock()
+        if self._held:
+            held, self._held = self._held, b""
             self._send(downstream, held)
-        if self._has_content:
-            self._on_content()
 
     async def finished(self) -> None:
         """Wait until the stream is over, throttling the decoder while the client is slow.
@@ -139,6 +140,8 @@ class StreamRelay:
         """Take the bytes of one read."""
         if self._is_over or self.facts.is_done:
             return
+        clock = self._clock
+        self._now = began = clock()
         try:
             block = self._splitter.feed(data)
         except ValueError:
@@ -146,6 +149,7 @@ class StreamRelay:
             return
         if block:
             self._take(block)
+        self._pulse.work_s += clock() - began
 
     def body_ended(self) -> None:
         """Take the end of the body; an event without its blank line was cut off and is dropped."""
@@ -170,18 +174,22 @@ class StreamRelay:
             block = self._inspect(block)
         elif self._keeper is not None:
             kept = self._keeper.take(block)
-            block = self._inspect(block) if kept is None else kept
-        elif not is_plain(block):
-            block = self._inspect(block)
+            block = self._inspect(block) if kept is None else self._counted(kept)
+        else:
+            block = self._counted(block) if is_plain(block) else self._inspect(block)
         if downstream is None:
             self._hold(block)
         elif block:
             self._send(downstream, block)
 
+    def _counted(self, block: bytes) -> bytes:
+        """Count the events of a block of which each is content, and return it."""
+        self._contents += 1 + block.count(b"\ndata:")
+        return block
+
     def _inspect(self, block: bytes) -> bytes:
         """Read each event of a block and return what goes on."""
-        kept = [self._apply(event) for event in sse.split_block(block)]
-        return b"".join(kept)
+        return b"".join([self._apply(event) for event in sse.split_block(block)])
 
     def _apply(self, event: bytes) -> bytes:
         facts = self.facts
@@ -221,10 +229,9 @@ class StreamRelay:
         return bool(self.facts.recomputed) and seen.usage is not None and not seen.indexes
 
     def _note_start(self, seen: ChunkFacts, event: bytes) -> None:
-        if seen.has_content and not self._has_content:
+        if seen.has_content:
             self._has_content = True
-            if self._downstream is not None:
-                self._on_content()
+            self._contents += 1
         if not self._is_open and _shows_generation(seen, event):
             self._is_open = True
 
@@ -238,11 +245,16 @@ class StreamRelay:
             self._finish(UpstreamProtocol("the decoder sent too much before any output"))
 
     def _send(self, downstream: Downstream, block: bytes) -> None:
+        self._pulse.is_hidden = False
         try:
             downstream.write(block)
         except PDProxyError as error:  # what came is not what an answer goes on with
             self._finish(error)
             return
+        if self._contents:
+            events, self._contents = self._contents, 0
+            if self._pulse.beat(self._now, events):
+                self._on_full()
         if self._is_enough is not None and self._is_enough():
             self._finish(None)
         elif downstream.is_congested:
@@ -289,17 +301,3 @@ def _shows_generation(seen: ChunkFacts, event: bytes) -> bool:
     if seen.recomputed:
         return False
     return bool(seen.indexes) and b'"role"' not in event
-
-
-def engine_error(error: bytes) -> EngineAnswered:
-    """Return an error event that came before any output as the answer it stands for.
-
-    `error` is the raw value of the event's `error`, such as
-    `{"message": "...", "type": "InternalServerError", "param": null, "code": 500}`.
-    """
-    plain = decode(error)
-    code = plain.get("code") if isinstance(plain, dict) else None
-    is_status = isinstance(code, int) and MIN_ERROR_STATUS <= code <= MAX_ERROR_STATUS
-    status = code if isinstance(code, int) and is_status else DEFAULT_ERROR_STATUS
-    headers = [("content-type", "application/json")]
-    return EngineAnswered(status, headers, join_object({"error": Raw(error)}))

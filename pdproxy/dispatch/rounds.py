@@ -13,14 +13,14 @@ import msgspec
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
 from pdproxy.core.api import GenerateRequest
-from pdproxy.core.instance import Instance
+from pdproxy.core.instance import Instance, Role
 from pdproxy.core.jsonfields import Raw, decode, encode
 from pdproxy.core.keeper import Keeper
 from pdproxy.core.planner import Complete, GiveUp, Resume, Way, note_echo, plan
 from pdproxy.core.recount import recount
 from pdproxy.core.reply import Reply
 from pdproxy.core.resume import asks_ids, with_ids
-from pdproxy.core.retry import delay_s
+from pdproxy.core.retry import Phase, delay_s
 from pdproxy.core.seam import RoundEnd, Seam, ending, head
 from pdproxy.core.stops import hidden_stops
 from pdproxy.dispatch.generate import Exchange
@@ -65,6 +65,7 @@ class Rounds:
         self._rounds = 1
         self._idle = 0  # cut rounds in a row without progress
         self._has_told_usage = False
+        self._is_lost = False  # the last round was, and none has followed yet
 
     async def run(self) -> None:
         """Answer the request.
@@ -117,7 +118,7 @@ class Rounds:
 
     async def _finish_choice(self, index: int) -> None:
         """Continue one choice until it has its finish reason."""
-        tools, account = self._tools, self._call.account
+        tools = self._tools
         tokenizer = Tokenizer(tools.client, tools.fleet, self._call.headers)
         abilities = await tools.abilities.find(self._request.model, tokenizer.ask)
         end_id = abilities.reasoning_end_id
@@ -131,7 +132,7 @@ class Rounds:
                 is_delivered=self._reply is None,
             )
             if isinstance(found, GiveUp):
-                tools.observer.recompute_ended(account.decoder, "failed")
+                self._tell_end("failed")
                 raise RecomputeUnsupported(f"the answer cannot be continued: {found.why}")
             if isinstance(found, Complete):
                 self._deliver(ending(self._request, self._answer, index, found.finish_reason))
@@ -148,21 +149,22 @@ class Rounds:
         tools, choice = self._tools, self._answer.choice(index)
         seam = Seam(self._request, self._answer, index, resume)
         before = choice.tokens
-        part = Part(self._downstream, seam, self._deliver)
+        part = Part(self._downstream, seam, self._deliver, self._call.account.pulse)
         this = Round(avoid=self._exhausted, is_enough=lambda: seam.end.is_stopped)
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
         except PDProxyError as error:
             if not self._is_resumable(error, has_begun=part.is_committed):
-                tools.observer.recompute_ended(self._call.account.decoder, "failed")
+                self._tell_end("failed")
                 error.is_told = error.is_told and self._reply is None
                 raise
             self._note_exhausted(this)
+            self._tell_failover("recovered")
             self._note_cut(error, made=choice.tokens - before)
             if isinstance(error, Recomputed):
                 self._answer.give_back([index])
         else:
-            tools.observer.recompute_ended(self._call.account.decoder, "resumed")
+            self._tell_end("resumed")
             self._answer.give_back([index])
         if seam.end.has_ids is not None:
             tools.abilities.note_ids(self._request.model, are_given=seam.end.has_ids)
@@ -190,6 +192,7 @@ class Rounds:
     def _note_cut(self, error: PDProxyError, made: int) -> None:
         """Keep in mind why a round did not end the answer, and what it brought."""
         self._cut_by = error
+        self._is_lost = isinstance(error, UpstreamError)
         self._cuts += 1
         self._idle = 0 if made > LITTLE_PROGRESS else self._idle + 1
 
@@ -204,13 +207,23 @@ class Rounds:
         limit = tools.rules.max_rounds
         is_cut_out = error is not None and self._cuts >= limit
         if is_cut_out or self._rounds >= limit * ROUNDS_PER_CUT:
-            tools.observer.recompute_ended(account.decoder, "limit")
+            self._tell_end("limit")
             text = f"the answer was cut {self._cuts} times; the limit of rounds is reached"
             raise RecomputeUnsupported(text) from error
         account.rounds += 1
         self._rounds += 1
         if error is not None and self._idle:
             await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
+
+    def _tell_end(self, result: str) -> None:
+        """Tell the observer how a further round ended: "resumed", "failed" or "limit"."""
+        self._tools.observer.recompute_ended(self._call.account.decoder, result)
+        self._tell_failover("recovered" if result == "resumed" else "failed")
+
+    def _tell_failover(self, result: str) -> None:
+        if self._is_lost:
+            self._is_lost = False
+            self._tools.observer.failed_over(Role.DECODE, Phase.MID_STREAM, result)
 
     def _note_first(self, this: Round) -> None:
         facts = this.facts

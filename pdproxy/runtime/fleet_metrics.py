@@ -11,9 +11,13 @@ from prometheus_client.registry import Collector
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, Role, State
 
+LABELS = ("role", "instance")
+# The state of one that is gone has no series, as it has none itself.
+STATES = tuple(state for state in State if state is not State.GONE)
+
 
 class FleetCollector(Collector):
-    """Reads state and load of the instances at scrape time, so that none is kept twice."""
+    """Reads state and load of the instances; those that are gone have no series."""
 
     def __init__(self, fleet: Fleet) -> None:
         """Make a collector for a fleet."""
@@ -22,36 +26,55 @@ class FleetCollector(Collector):
     def collect(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self,
     ) -> Iterator[Metric]:
-        """Yield the gauges of all instances; those that are gone have no series."""
-        labels = ["role", "instance"]
-        up = GaugeMetricFamily("pdproxy_instance_up", "1 if it may get requests.", labels=labels)
-        states = GaugeMetricFamily(
-            "pdproxy_instance_state", "1 for the state it is in.", labels=[*labels, "state"]
+        """Yield the gauges of all instances."""
+        instances = [i for role in Role for i in self._fleet.instances(role)]
+        yield from self._states(instances)
+        yield from self._loads(instances)
+        yield from self._capacities(instances)
+
+    def _states(self, instances: list[Instance]) -> Iterator[Metric]:
+        up = _gauge("up", "1 if it may get requests.")
+        states = _gauge("state", "1 for the state it is in.", "state")
+        available = GaugeMetricFamily(
+            "pdproxy_instances_available", "Instances that may get requests now.", labels=["role"]
         )
-        requests = GaugeMetricFamily(
-            "pdproxy_instance_requests_in_flight", "Legs in flight.", labels=labels
-        )
-        load = GaugeMetricFamily(
-            "pdproxy_instance_load_tokens",
-            "Prompt tokens to compute, on a prefiller; KV tokens held, on a decoder.",
-            labels=labels,
-        )
-        pinned = GaugeMetricFamily(
-            "pdproxy_instance_kv_tokens", "Tokens whose KV cache is held.", labels=labels
-        )
-        for instance in self._instances():
-            key = [instance.role.value, instance.label]
-            state, held = self._fleet.state(instance), self._fleet.load(instance)
+        for instance in instances:
+            key, state = _key(instance), self._fleet.state(instance)
             up.add_metric(key, float(state is State.ACTIVE))
-            for each in State:
-                if each is not State.GONE:
-                    states.add_metric([*key, each.value], float(state is each))
+            for each in STATES:
+                states.add_metric([*key, each.value], float(state is each))
+        for role in Role:
+            available.add_metric([role.value], len(self._fleet.available(role)))
+        yield from (up, states, available)
+
+    def _loads(self, instances: list[Instance]) -> Iterator[Metric]:
+        requests = _gauge("requests_in_flight", "Legs in flight.")
+        text = "Prompt tokens to compute, on a prefiller; KV tokens held, on a decoder."
+        load = _gauge("load_tokens", text)
+        pinned = _gauge("kv_tokens", "Tokens whose KV cache is held.")
+        for instance in instances:
+            key, held = _key(instance), self._fleet.load(instance)
             requests.add_metric(key, held.requests)
             is_prefill = instance.role is Role.PREFILL
             load.add_metric(key, held.compute_tokens if is_prefill else held.kv_tokens)
             pinned.add_metric(key, held.kv_tokens)
-        yield from (up, states, requests, load, pinned)
+        yield from (requests, load, pinned)
 
-    def _instances(self) -> Iterator[Instance]:
-        for role in Role:
-            yield from self._fleet.instances(role)
+    def _capacities(self, instances: list[Instance]) -> Iterator[Metric]:
+        capacity = _gauge("kv_capacity_tokens", "Tokens that its KV cache holds, where known.")
+        usage = _gauge("kv_usage_ratio", "KV tokens held of those it can hold, where known.")
+        for instance in instances:
+            tokens = self._fleet.capacity_tokens(instance)
+            if tokens:
+                capacity.add_metric(_key(instance), tokens)
+                held = self._fleet.load(instance).kv_tokens
+                usage.add_metric(_key(instance), held / tokens)
+        yield from (capacity, usage)
+
+
+def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"pdproxy_instance_{name}", text, labels=[*LABELS, *more])
+
+
+def _key(instance: Instance) -> list[str]:
+    return [instance.role.value, instance.label]

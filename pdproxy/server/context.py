@@ -61,8 +61,8 @@ class RequestObserver(Protocol):
         """Requests begun and not finished."""
         ...
 
-    def exposition(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return all metrics in the format that an `Accept` header asks for, and its type."""
         ...
 
 

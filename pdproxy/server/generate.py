@@ -31,8 +31,8 @@ async def generate(context: Context, request: web.Request, api: Api) -> web.Stre
 
     async def work(account: Account, downstream: ClientDownstream) -> None:
         body = await read_body(context, request)
-        generate_request = parse_generate(api, body)
         account.timeline.mark_received(context.clock())
+        generate_request = parse_generate(api, body)
         account.model = generate_request.model
         account.is_stream = generate_request.wants_stream
         call = Call(
@@ -90,7 +90,7 @@ def _note_departure(account: Account, downstream: ClientDownstream) -> None:
 async def _answer_failure(
     account: Account, downstream: ClientDownstream, error: PDProxyError
 ) -> None:
-    account.fail(outcome_of(error), describe(error))
+    account.fail(outcome_of(error), describe(error), error.code)
     try:
         await _tell(account, downstream, error)
     except ConnectionError:

@@ -17,7 +17,6 @@ from pdproxy.server.intake import engine_headers
 from pdproxy.upstream.limits import Timeouts
 
 JSON_TYPE = "application/json"
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 UNAVAILABLE = 503
 OK = 200
 # Statuses that another instance would give as well: the client's key is wrong.
@@ -66,10 +65,10 @@ async def healthcheck(context: Context, _request: web.Request) -> web.Response:
     return reply(body)
 
 
-async def metrics(context: Context, _request: web.Request) -> web.Response:
+async def metrics(context: Context, request: web.Request) -> web.Response:
     """Answer /metrics."""
-    body = context.observer.exposition()
-    return web.Response(body=body, headers={"Content-Type": METRICS_TYPE, "Server": SERVER})
+    body, content_type = context.observer.exposition(request.headers.get("Accept", ""))
+    return web.Response(body=body, headers={"Content-Type": content_type, "Server": SERVER})
 
 
 def listed(context: Context, role: Role) -> list[Instance]:

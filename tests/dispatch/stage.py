@@ -16,7 +16,8 @@ from pdproxy.core.api import Api, parse_generate
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, State
 from pdproxy.core.load import NO_LOAD, Cost, LoadBoard, OutputEstimator, TokenEstimator
-from pdproxy.core.policy import Candidate
+from pdproxy.core.policy import Candidate, Reason
+from pdproxy.core.retry import Phase
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.batch import answer
@@ -105,8 +106,30 @@ class FakeObserver:
     attempts: list[tuple[Role, str, str]] = field(default_factory=list)
     retries: list[tuple[Role, str]] = field(default_factory=list)
     rounds: list[tuple[str, str]] = field(default_factory=list)
+    routes: list[tuple[Role, Reason]] = field(default_factory=list)
+    failovers: list[tuple[Role, Phase, str]] = field(default_factory=list)
+    exhausted: list[Instance] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    full: int = 0
     missing: int = 0
     abandoned: int = 0
+
+    def routed(self, role: Role, reason: Reason) -> None:
+        self.routes.append((role, reason))
+
+    def failed_over(self, role: Role, phase: Phase, result: str) -> None:
+        self.failovers.append((role, phase, result))
+
+    def prefill_skipped(self, reason: str) -> None:
+        self.skipped.append(reason)
+
+    def ran_out(self, instance: Instance) -> None:
+        assert instance.role is Role.DECODE
+        self.exhausted.append(instance)
+
+    def pulse_full(self, account: Account) -> None:
+        self.full += 1
+        account.pulse.clear()
 
     def attempt_finished(
         self, instance: Instance, outcome: str, seconds: float, reason: str = ""

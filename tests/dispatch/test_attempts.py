@@ -1,11 +1,22 @@
+import asyncio
+import contextlib
+
 import pytest
 
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Cost, LoadBoard
+from pdproxy.core.retry import Phase
 from pdproxy.dispatch.attempts import Attempts
-from pdproxy.errors import EngineAnswered, NoInstance, UpstreamLost
-from tests.dispatch.stage import FirstOne
+from pdproxy.errors import (
+    EngineAnswered,
+    NoInstance,
+    PDProxyError,
+    Recomputed,
+    UpstreamLost,
+    UpstreamUnreachable,
+)
+from tests.dispatch.stage import FakeObserver, FirstOne
 
 BUSY = EngineAnswered(429, [("retry-after", "7")], b"")
 LOST = UpstreamLost("x")
@@ -48,6 +59,37 @@ def test_when_all_have_failed_those_that_are_not_busy_are_asked_again(fleet):
     assert not attempts.is_other_free(fleet, Role.DECODE)
     assert attempts.busy_answer(fleet, Role.DECODE) is None
     assert attempts.last is LOST
+
+
+def test_move_to_another_instance_is_told_with_how_it_ended(fleet):
+    d1, _ = add(fleet, 2)
+    attempts, observer = Attempts(), FakeObserver()
+    next_of(attempts, fleet)
+    with attempts.following(Role.DECODE, observer):
+        attempts.note_failure(d1, UpstreamUnreachable("x"))
+    assert observer.failovers == []
+
+    for error, phase, result in (
+        (None, Phase.CONNECT, "recovered"),
+        (LOST, Phase.CONNECT, "failed"),
+        (Recomputed("x"), Phase.CONNECT, "recovered"),
+        (asyncio.CancelledError(), Phase.CONNECT, "abandoned"),
+    ):
+        next_of(attempts, fleet)
+        quiet = contextlib.suppress(PDProxyError, asyncio.CancelledError)
+        with quiet, attempts.following(Role.DECODE, observer):
+            if error is not None:
+                raise error
+        assert observer.failovers.pop() == (Role.DECODE, phase, result)
+
+
+def test_attempt_on_the_same_instance_is_no_move(fleet):
+    (d1,) = add(fleet, 1)
+    attempts = Attempts()
+    attempts.note_failure(d1, LOST)
+
+    assert next_of(attempts, fleet) is d1
+    assert attempts.moved is None
 
 
 def test_busy_answer_is_there_when_nobody_else_is(fleet):

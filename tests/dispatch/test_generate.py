@@ -82,7 +82,7 @@ async def test_prefill_then_decode_with_the_handle(body):
     assert (account.prefill_attempts, account.decode_attempts) == (1, 1)
     assert (account.output_tokens, account.finish_reasons) == (4, ["length"])
     assert account.is_model_known
-    assert account.timeline.ttft_s is not None
+    assert (account.timeline.ttft_s is not None) == body.get("stream", False)
 
 
 async def test_rank_of_an_engine_is_meant_for_the_decoder():

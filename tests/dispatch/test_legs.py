@@ -4,6 +4,7 @@ from pdproxy.core.api import Api, parse_generate
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import NO_LOAD, Cost, LoadBoard
+from pdproxy.core.policy import Reason
 from pdproxy.dispatch.legs import (
     Handoff,
     attempt,
@@ -105,8 +106,8 @@ def test_reason_is_from_a_closed_set(error, reason):
 async def test_failure_is_told_to_the_fleet_if_it_was_the_instances(error, state):
     async with stage() as play:
         instance = play.instance(play.p[0])
-        with pytest.raises(type(error)):
-            async with attempt(play.tools, instance):
+        with play.fleet.lease(Role.PREFILL, Cost()) as lease, pytest.raises(type(error)):
+            async with attempt(play.tools, lease):
                 raise error
 
         assert play.fleet.state(instance) is state
@@ -115,13 +116,14 @@ async def test_failure_is_told_to_the_fleet_if_it_was_the_instances(error, state
 
 async def test_success_clears_the_record():
     async with stage() as play:
-        instance = play.instance(play.p[0])
+        lease = play.fleet.lease(Role.PREFILL, Cost())
         for _ in range(4):
             for _ in range(2):
                 with pytest.raises(UpstreamLost):
-                    async with attempt(play.tools, instance):
+                    async with attempt(play.tools, lease):
                         raise UpstreamLost("x")
-            async with attempt(play.tools, instance):
+            async with attempt(play.tools, lease):
                 pass
 
-        assert play.fleet.state(instance) is State.ACTIVE
+        assert play.fleet.state(lease.instance) is State.ACTIVE
+        assert play.observer.routes == [(Role.PREFILL, Reason.ONLY_ONE)] * 12

@@ -10,10 +10,13 @@ import orjson
 import pytest
 
 from pdproxy.core import sse
-from pdproxy.dispatch.relay import StreamRelay, engine_error
+from pdproxy.core.answer import Answer
+from pdproxy.core.keeper import Keeper
+from pdproxy.core.pulse import FULL, Pulse
+from pdproxy.core.timeline import Timeline
+from pdproxy.dispatch.relay import StreamRelay
 from pdproxy.errors import (
     EngineAnswered,
-    PDProxyError,
     RecomputeUnsupported,
     UpstreamLost,
     UpstreamProtocol,
@@ -48,19 +51,27 @@ class Rig:
         self.link = FakeLink()
         loop = asyncio.get_running_loop()
         self.response = Response(self.link, loop.create_future(), 1 << 20)
-        self.contents = 0
+        self.pulse = Pulse(Timeline(0.0))
+        self.full = 0
+        self.now = 0.0
         given: dict[str, Any] = {
             "choices": 1,
             "cached_tokens": None,
             "stops": frozenset(),
             "max_event_bytes": 1 << 20,
         }
-        self.relay = StreamRelay(self.response, **{**given, **options}, on_content=self._content)
+        self.relay = StreamRelay(
+            self.response,
+            **{**given, **options},
+            pulse=self.pulse,
+            clock=lambda: self.now,
+            on_full=self._full,
+        )
         self.response.pipe(self.relay)
         self.downstream = FakeDownstream()
 
-    def _content(self) -> None:
-        self.contents += 1
+    def _full(self) -> None:
+        self.full += 1
 
     def send(self, data: bytes) -> None:
         self.response.sink.body_received(data)
@@ -215,7 +226,40 @@ async def test_nothing_is_released_before_the_decoder_generates():
     await rig.open()
 
     assert rig.downstream.events[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert rig.contents == 1
+    assert rig.pulse.noted == 0  # one event of content, which follows none
+
+
+async def test_every_content_event_is_a_beat_at_the_moment_it_is_written():
+    rig = Rig()
+    rig.send(ROLE + A)  # held until the client is attached
+    rig.now = 3.0
+    await rig.open()
+    for rig.now, data in ((4.0, A), (6.0, A + A), (7.0, END), (8.0, usage() + DONE)):
+        rig.send(data)
+    rig.end()
+    await rig.finish()
+
+    assert rig.pulse.noted == 3
+    assert rig.pulse.sum_s == 3.0
+
+
+async def test_long_stream_asks_to_be_counted_while_it_runs():
+    rig = Rig()
+    rig.send(A)
+    await rig.open()
+    rig.send(A * FULL)
+
+    assert rig.full == 1
+
+
+@pytest.mark.parametrize("keeper", [True, False])
+async def test_beats_are_the_same_whether_the_answer_is_kept_or_not(keeper):
+    kept = Keeper(Answer(), shows_ids=True) if keeper else None
+    rig = Rig(keeper=kept)
+
+    await rig.play_live(ROLE + A, A, A + A, END + DONE)
+
+    assert rig.pulse.noted == 3
 
 
 @pytest.mark.parametrize(
@@ -491,28 +535,6 @@ async def test_last_read_may_find_the_client_congested():
     await rig.finish()
 
     assert rig.downstream.events[-1] == "[DONE]"
-
-
-# --- errors as answers
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        pytest.param(b'{"message": "x", "code": 500}', 500, id="code"),
-        pytest.param(b'{"message": "x", "code": 400}', 400, id="clients-fault"),
-        pytest.param(b'{"message": "x", "code": "429"}', 502, id="text-code"),
-        pytest.param(b'{"message": "x", "code": 200}', 502, id="no-error-code"),
-        pytest.param(b'{"message": "x"}', 502, id="no-code"),
-        pytest.param(b'"x"', 502, id="text"),
-    ],
-)
-def test_error_event_is_the_answer_it_stands_for(error, status):
-    answered = engine_error(error)
-
-    assert isinstance(answered, PDProxyError)
-    assert answered.engine_status == status
-    assert answered.body == b'{"error":' + error + b"}"
 
 
 def test_test_streams_are_as_the_splitter_leaves_them():

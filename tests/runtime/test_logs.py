@@ -11,6 +11,7 @@ import pytest
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
+from pdproxy.core.policy import Reason
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.logs import (
@@ -28,9 +29,11 @@ FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^ "]+)(?: |$)')
 
 
 def account(**fields) -> Account:
-    timeline = Timeline(10.0)
-    timeline.mark_first_content(10.25)
-    timeline.mark_last_content(11.25)
+    timeline = Timeline(9.0)
+    timeline.mark_received(10.0)
+    timeline.mark_prefill_started(10.125)
+    timeline.mark_content(10.25)
+    timeline.mark_content(11.25)
     timeline.mark_finished(11.5)
     given = {
         "request_id": "r-1",
@@ -41,6 +44,8 @@ def account(**fields) -> Account:
         "is_stream": True,
         "prefiller": "p:1",
         "decoder": "d:1",
+        "prefiller_reason": Reason.POLICY,
+        "decoder_reason": Reason.OTHERS_FAILED,
         "prefill_attempts": 1,
         "decode_attempts": 2,
         "prompt_tokens": 7,
@@ -85,11 +90,14 @@ def test_access_line_says_what_happened(lines):
         "outcome": "success",
         "prefiller": "p:1",
         "decoder": "d:1",
+        "prefiller_reason": "policy",
+        "decoder_reason": "others_failed",
         "decode_attempts": 2,
         "prompt_tokens": 7,
         "cached_tokens": 0,
         "output_tokens": 5,
         "finish": "length,stop",
+        "queue_s": 0.125,
         "ttft_s": 0.25,
         "tpot_s": 0.25,
         "total_s": 1.5,

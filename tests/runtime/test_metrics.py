@@ -6,17 +6,34 @@ import random
 import re
 
 import pytest
+from prometheus_client import Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Cost, LoadBoard
-from pdproxy.core.policy import POLICIES
-from pdproxy.core.timeline import Timeline
+from pdproxy.core.policy import POLICIES, Reason
+from pdproxy.core.pulse import GAP_EDGES_S
+from pdproxy.core.retry import Phase
+from pdproxy.core.timeline import Stage, Timeline
 from pdproxy.dispatch.account import Account, Outcome
-from pdproxy.runtime.metrics import ENDPOINTS, MAX_MODELS, OTHER_MODEL, Metrics
+from pdproxy.runtime.instruments import ENDPOINTS, OTHER_MODEL
+from pdproxy.runtime.metrics import MAX_MODELS, Metrics
 
 CHAT = "/v1/chat/completions"
+
+
+def streamed() -> Timeline:
+    """The marks of a streamed request, a second apart."""
+    timeline = Timeline(0.0)
+    timeline.mark_received(0.0)
+    timeline.mark_prefill_started(1.0)
+    timeline.mark_prefill_done(2.0)
+    timeline.mark_decode_started(3.0, is_stream=True)
+    timeline.mark_content(4.0)
+    timeline.mark_content(5.0)
+    timeline.mark_finished(6.0)
+    return timeline
 
 
 class Rig:
@@ -35,37 +52,35 @@ class Rig:
 
     def request(self, model="m", *, is_known=True, **fields):
         self.metrics.request_started(CHAT)
-        made = Account("id", CHAT, "peer", Timeline(0.0), model=model, is_model_known=is_known)
+        timeline = fields.pop("made", None) or Timeline(0.0)
+        made = Account("id", CHAT, "peer", timeline, model=model, is_model_known=is_known)
+        for gap_s in fields.pop("gaps_s", ()):
+            made.pulse.beat((timeline.last_content or 0.0) + gap_s, 1)
         for name, value in fields.items():
             setattr(made, name, value)
         self.metrics.request_finished(made)
 
     def everything(self):
         """Cause every series there is."""
-        timeline = Timeline(0.0)
-        for now, name in enumerate(
-            (
-                "prefill_started",
-                "prefill_done",
-                "decode_started",
-                "first_event",
-                "first_content",
-                "last_content",
-                "finished",
-            )
-        ):
-            getattr(timeline, f"mark_{name}")(float(now))
-        tokens = {"prompt_tokens": 3, "cached_tokens": 2, "output_tokens": 4}
-        self.request(timeline=timeline, is_stream=True, status=200, **tokens)
+        tokens = {"prompt_tokens": 3, "cached_tokens": 2, "output_tokens": 4, "rounds": 2}
+        self.request(made=streamed(), is_stream=True, status=200, **tokens)
+        self.request(outcome=Outcome.REJECTED, code="no_instance", status=503)
+        self.request(outcome=Outcome.CLIENT_DISCONNECTED, status=499)
         for instance in (self.p1, self.d1):
             for outcome in ("success", "error", "abandoned"):
                 self.metrics.attempt_finished(instance, outcome, 0.1, "lost")
             self.metrics.retried(instance.role, "lost")
+            self.metrics.routed(instance.role, Reason.POLICY)
+            self.metrics.failed_over(instance.role, Phase.CONNECT, "recovered")
+        self.metrics.prefill_skipped("decode_only")
+        self.metrics.ran_out(self.d1)
+        self.metrics.recompute_ended(self.d1.label, "resumed")
+        self.metrics.recomputed_tokens("m", 5)
         self.metrics.handle_missing(self.p1)
         self.metrics.handle_abandoned(self.p1)
 
     def families(self):
-        page = self.metrics.exposition().decode()
+        page = self.metrics.exposition()[0].decode()
         return {family.name: family for family in text_string_to_metric_families(page)}
 
     def samples(self, name):
@@ -91,7 +106,7 @@ def rig():
 
 def test_every_metric_has_help_and_a_good_name(rig):
     rig.everything()
-    page = rig.metrics.exposition().decode()
+    page = rig.metrics.exposition()[0].decode()
 
     for family in rig.families().values():
         assert f"# HELP {family.name}" in page
@@ -131,6 +146,9 @@ def test_labels_are_of_closed_sets(rig):
         "instance",
         "state",
         "reason",
+        "policy",
+        "phase",
+        "result",
         "version",
         "le",
     }
@@ -145,14 +163,14 @@ def test_labels_are_of_closed_sets(rig):
 
 def test_client_cannot_make_series(rig):
     rig.request("good")
-    before = len(rig.metrics.exposition().splitlines())
+    before = len(rig.metrics.exposition()[0].splitlines())
     rig.request("bad-0", is_known=False)
-    after_one = len(rig.metrics.exposition().splitlines())
+    after_one = len(rig.metrics.exposition()[0].splitlines())
 
     for number in range(1000):
         rig.request(f"bad-{number}", is_known=False)
 
-    assert len(rig.metrics.exposition().splitlines()) == after_one
+    assert len(rig.metrics.exposition()[0].splitlines()) == after_one
     assert after_one > before
     models = {labels[1] for labels in rig.samples("pdproxy_requests_total")}
     assert models == {"good", OTHER_MODEL}
@@ -202,27 +220,84 @@ def test_times_and_tokens_of_a_request(rig):
     assert rig.value("pdproxy_time_to_first_token_seconds_sum", CHAT, "m") == 4
     assert rig.value("pdproxy_time_per_output_token_seconds_sum", CHAT, "m") == pytest.approx(1 / 3)
     stages = rig.samples("pdproxy_stage_duration_seconds_sum")
-    assert {labels[1] for labels in stages} == {"prefill", "handoff", "first_token", "decode"}
-    assert set(stages.values()) == {1.0, 2.0}
+    assert {stage: value for (_, stage), value in stages.items()} == {
+        "queue": 1.0,
+        "prefill": 1.0,
+        "handoff": 1.0,
+        "first_token": 1.0,
+        "decode": 2.0,
+    }
+    durations = rig.samples("pdproxy_request_duration_seconds_sum")
+    assert sum(stages.values()) == sum(durations.values()) == 6.0
+    assert rig.value("pdproxy_overhead_seconds_sum", CHAT) == 2.0
     assert rig.value("pdproxy_prompt_tokens_total", "m") == 3
     assert rig.value("pdproxy_cached_prompt_tokens_total", "m") == 2
     assert rig.value("pdproxy_generation_tokens_total", "m") == 4
 
 
-def test_sums_never_go_down_whatever_the_order_of_marks(rig):
-    timeline = Timeline(0.0)
-    timeline.mark_prefill_done(9.0)
-    timeline.mark_first_content(2.0)
-    timeline.mark_decode_started(8.0)
-    rig.request(timeline=timeline)
+def test_answer_that_is_not_streamed_has_no_time_to_first_token(rig):
+    rig.request(made=streamed(), is_stream=False)
 
-    sums = [
-        sample
-        for family in rig.families().values()
-        for sample in family.samples
-        if sample.name.endswith("_sum")
-    ]
-    assert all(sample.value >= 0 for sample in sums), sums
+    assert rig.samples("pdproxy_time_to_first_token_seconds_count") == {}
+    assert rig.samples("pdproxy_inter_token_latency_seconds_count") == {}
+
+
+def test_stages_of_several_prompts_at_once_are_not_told(rig):
+    timeline = streamed()
+    timeline.is_joint = True
+    rig.request(made=timeline, is_stream=True)
+
+    assert rig.samples("pdproxy_stage_duration_seconds_count") == {}
+    assert rig.samples("pdproxy_overhead_seconds_count") == {}
+
+
+def test_gaps_come_into_the_histogram_as_if_each_was_observed(rig):
+    gaps_s = [1.0, 0.0078125, 0.015625, 0.25, 128.0]  # exact in binary
+    rig.request("a", is_stream=True, gaps_s=gaps_s)
+    expected = Histogram("x", "x", buckets=GAP_EDGES_S, registry=None)
+    for gap_s in gaps_s[1:]:  # the first is the time to the first content
+        expected.observe(gap_s)
+
+    (family,) = expected.collect()
+    name = "pdproxy_inter_token_latency_seconds"
+    for sample in family.samples:
+        labels = (CHAT, *sample.labels.values(), "a")
+        value = rig.value(name + sample.name.removeprefix("x"), *labels)
+        assert value == pytest.approx(sample.value), sample
+
+
+def test_gaps_of_a_stream_that_runs_are_counted_once(rig):
+    account = Account("id", CHAT, "p", Timeline(0.0), model="m", is_model_known=True)
+    account.is_stream = True
+    for now in (1.0, 2.0, 3.0):
+        account.pulse.beat(now, 1)
+    rig.metrics.pulse_full(account)
+    assert rig.value("pdproxy_inter_token_latency_seconds_count", CHAT, "m") == 2
+
+    account.pulse.beat(4.0, 1)
+    rig.metrics.request_finished(account)
+
+    assert rig.value("pdproxy_inter_token_latency_seconds_count", CHAT, "m") == 3
+    assert rig.value("pdproxy_inter_token_latency_seconds_sum", CHAT, "m") == 3.0
+
+
+def test_refusals_and_departures_are_counted_by_their_cause(rig):
+    rig.request(outcome=Outcome.REJECTED, code="no_instance", status=503)
+    timeline = Timeline(0.0)
+    timeline.mark_received(0.0)
+    rig.request(made=timeline, outcome=Outcome.CLIENT_DISCONNECTED, status=499)
+
+    assert rig.samples("pdproxy_rejected_total") == {("no_instance",): 1, ("overloaded",): 0}
+    left = rig.samples("pdproxy_client_disconnects_total")
+    assert {phase: count for (phase,), count in left.items() if count} == {"queue": 1}
+    assert len(left) == len(Stage)
+
+
+def test_every_outcome_of_a_model_begins_at_zero(rig):
+    rig.request("m", status=200)
+
+    outcomes = {labels[2] for labels in rig.samples("pdproxy_requests_total") if labels[1] == "m"}
+    assert outcomes == {outcome.value for outcome in Outcome}
 
 
 # --- instances
@@ -233,7 +308,11 @@ def test_attempts_and_their_errors_are_counted_by_instance(rig):
     rig.metrics.attempt_finished(rig.p1, "error", 0.5, "connect")
 
     attempts = rig.samples("pdproxy_upstream_requests_total")
-    assert attempts == {("h:1", "success", "prefill"): 1, ("h:1", "error", "prefill"): 1}
+    assert {labels for labels, count in attempts.items() if count} == {
+        ("h:1", "success", "prefill"),
+        ("h:1", "error", "prefill"),
+    }
+    assert len(attempts) == 6
     assert rig.samples("pdproxy_upstream_errors_total") == {("h:1", "connect", "prefill"): 1}
 
 
@@ -259,6 +338,34 @@ def test_state_and_load_are_read_from_the_fleet(rig):
     assert not any(labels[2] == "gone" for labels in states)
 
 
+def test_use_of_the_kv_cache_is_told_where_its_size_is_known(rig):
+    assert rig.samples("pdproxy_instance_kv_usage_ratio") == {}
+
+    rig.fleet.set_capacity(rig.d1, 200)
+    with rig.fleet.lease(Role.DECODE, Cost(kv_tokens=150)):
+        assert rig.samples("pdproxy_instance_kv_usage_ratio") == {("h:1", "decode"): 0.75}
+    assert rig.samples("pdproxy_instance_kv_capacity_tokens") == {("h:1", "decode"): 200}
+
+
+def test_who_may_get_requests_is_counted_per_role(rig):
+    rig.add(Role.DECODE, 2)
+    rig.fleet.set_state(rig.p1, State.GONE)
+
+    available = rig.samples("pdproxy_instances_available")
+    assert available == {("prefill",): 0, ("decode",): 2}
+
+
+def test_format_is_the_one_that_the_scraper_asks_for(rig):
+    plain, plain_type = rig.metrics.exposition("text/plain")
+    asked = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    openmetrics, openmetrics_type = rig.metrics.exposition(asked)
+
+    assert plain_type.startswith("text/plain; version=0.0.4")
+    assert openmetrics_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert openmetrics.endswith(b"# EOF\n")
+    assert not plain.endswith(b"# EOF\n")
+
+
 @pytest.mark.parametrize("role", list(Role))
 def test_series_of_removed_instances_are_gone(rig, role):
     rig.everything()
@@ -280,7 +387,7 @@ def test_nothing_is_left_of_an_address_that_is_gone(rig):
     rig.fleet.set_state(rig.p1, State.GONE)
     rig.fleet.set_state(rig.d1, State.GONE)
 
-    assert b"h:1" not in rig.metrics.exposition()
+    assert b"h:1" not in rig.metrics.exposition()[0]
 
 
 def test_two_pages_of_one_process_do_not_mix():

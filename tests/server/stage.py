@@ -53,8 +53,8 @@ class FakeRequests:
     def in_flight(self) -> int:
         return len(self.started) - len(self.finished)
 
-    def exposition(self) -> bytes:
-        return b"# metrics\n"
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        return b"# metrics\n", "text/plain; version=0.0.4; charset=utf-8"
 
 
 class FakeRoster:
