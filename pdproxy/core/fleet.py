@@ -13,7 +13,7 @@ from pdproxy.core.health import HealthRules
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
 from pdproxy.core.judge import Judge, Reports
 from pdproxy.core.lease import Lease
-from pdproxy.core.load import Cost, Load, LoadBoard
+from pdproxy.core.load import Board, Cost, Load
 from pdproxy.core.members import Member, Members
 from pdproxy.core.policy import Candidate, Policy, reason_of
 from pdproxy.errors import NoInstance
@@ -39,7 +39,7 @@ class Fleet:
 
     def __init__(
         self,
-        board: LoadBoard,
+        board: Board,
         policies: Mapping[Role, Policy],
         clock: Callable[[], float],
         health: HealthRules | None = None,

@@ -37,6 +37,11 @@ class Health:
         self._next_ejection_s = rules.ejection_s
         self._ejected_until_s = -math.inf
 
+    @property
+    def is_blemished(self) -> bool:
+        """Whether a success would change anything: it has failed since the last one."""
+        return self._failures > 0 or self._is_on_trial
+
     def succeed(self) -> None:
         """A request went well: all is forgiven."""
         self._failures = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import TracebackType
 
-from pdproxy.core.load import Cost, LoadBoard
+from pdproxy.core.load import Board, Cost
 from pdproxy.core.members import Member, Members
 from pdproxy.core.policy import Reason
 
@@ -23,7 +23,7 @@ class Lease:
     __slots__ = ("_board", "_cost", "_member", "_members", "instance", "reason")
 
     def __init__(
-        self, members: Members, board: LoadBoard, member: Member, cost: Cost, reason: Reason
+        self, members: Members, board: Board, member: Member, cost: Cost, reason: Reason
     ) -> None:
         self.instance = member.instance
         self.reason = reason

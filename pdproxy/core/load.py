@@ -11,7 +11,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
@@ -80,8 +80,32 @@ def raise_anomaly(slot: int, text: str) -> None:
     raise LoadAnomalyError(f"slot {slot}: {text}")
 
 
+class Board(Protocol):
+    """Where load is kept: a slot belongs to one instance from `open` to `close`."""
+
+    def open(self) -> int:
+        """Return a slot with no load."""
+        ...
+
+    def close(self, slot: int) -> None:
+        """Give a slot back; one that still holds load is reported and stays open."""
+        ...
+
+    def charge(self, slot: int, cost: Cost) -> None:
+        """Add a cost to a slot."""
+        ...
+
+    def release(self, slot: int, cost: Cost) -> None:
+        """Take back a cost that was charged to the slot."""
+        ...
+
+    def load(self, slot: int) -> Load:
+        """Return what the slot holds now; nothing for a closed one."""
+        ...
+
+
 class LoadBoard:
-    """A row of sums per slot; a slot belongs to one instance from `open` to `close`.
+    """The `Board` of one process: a row of sums per slot.
 
     Args:
         on_anomaly: called with slot and text when charges and releases do not match. The board

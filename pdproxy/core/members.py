@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pdproxy.core.health import Health, HealthRules
 from pdproxy.core.instance import TRANSITIONS, Endpoint, Instance, Role, Source, State
-from pdproxy.core.load import LoadBoard
+from pdproxy.core.load import NO_LOAD, Board
 
 
 class Member:
@@ -55,15 +55,19 @@ class Members:
         board: where load is kept; slots are opened and closed here.
         clock: a monotonic clock, in seconds.
         health: when failures eject.
+
+    Attributes:
+        is_replica: the states are another process's, and are changed by `core.snapshot` only.
     """
 
     def __init__(
-        self, board: LoadBoard, clock: Callable[[], float], health: HealthRules | None
+        self, board: Board, clock: Callable[[], float], health: HealthRules | None
     ) -> None:
         self._board = board
         self._clock = clock
         self._health = health or HealthRules()
         self._serial = 0
+        self.is_replica = False
         # Those with a state other than GONE, in order of registration.
         self._known: dict[Role, dict[tuple[str, int], Member]] = {role: {} for role in Role}
         # These, and those gone whose last leases still run.
@@ -90,6 +94,19 @@ class Members:
         self._known[role][endpoint.key] = self._members[instance] = member
         self._refresh(role)
         return instance, True
+
+    def adopt(self, instance: Instance, source: Source, state: State, since_s: float) -> Member:
+        """Register what another process has registered; its slot is open already."""
+        member = Member(instance, source, state, Health(self._health), since_s)
+        self._known[instance.role][instance.endpoint.key] = self._members[instance] = member
+        self._refresh(instance.role)
+        return member
+
+    def assume(self, member: Member, state: State, since_s: float) -> None:
+        """Take over the state that another process has set."""
+        if state is not member.state:
+            self.move(member, state)
+        member.since_s = since_s
 
     def find(self, role: Role, endpoint: Endpoint) -> Member | None:
         """Return the one at an address, however spelled, unless it is gone."""
@@ -132,28 +149,45 @@ class Members:
 
     def move(self, member: Member, state: State) -> None:
         """Change the state of one; the caller knows that it is allowed."""
-        if state is State.DRAINING and not member.leases:
+        if state is State.DRAINING and not self.is_replica and self._is_idle(member):
             state = State.GONE
         member.state = state
         member.since_s = self._clock()
         role = member.instance.role
         if state is State.GONE:
             del self._known[role][member.instance.endpoint.key]
-            self._settle(member)
+            self._forget_if_idle(member)
         self._refresh(role)
 
     def last_lease_closed(self, member: Member) -> None:
         """Let one leave that only waited for its last lease."""
-        if member.state is State.DRAINING:
-            self.move(member, State.GONE)
+        if member.state is State.DRAINING and not self.is_replica:
+            self._settle_one(member)
         else:
-            self._settle(member)
+            self._forget_if_idle(member)
 
-    def _settle(self, member: Member) -> None:
+    def settle(self) -> None:
+        """Let all leave that hold no lease in any process any more."""
+        for member in tuple(self._members.values()):
+            self._settle_one(member)
+
+    def _settle_one(self, member: Member) -> None:
+        if member.state is State.DRAINING and self._is_idle(member):
+            self.move(member, State.GONE)
+        elif member.state is State.GONE:
+            self._forget_if_idle(member)
+
+    def _is_idle(self, member: Member) -> bool:
+        """Whether no lease is left; in a replica, none of this process."""
+        if member.leases:
+            return False
+        return self.is_replica or self._board.load(member.slot) == NO_LOAD
+
+    def _forget_if_idle(self, member: Member) -> None:
         """Forget one that is gone, and give its slot back, once no lease is left."""
-        if member.state is State.GONE and not member.leases:
+        if member.state is State.GONE and self._is_idle(member):
             del self._members[member.instance]
-            self._board.close(member.instance.slot)
+            self._board.close(member.slot)
 
     def _refresh(self, role: Role) -> None:
         members = self._known[role].values()
