@@ -34,6 +34,7 @@ TESTED_ELSEWHERE = {
     "runtime/help_text": "tests/runtime/test_settings_texts.py",
     "runtime/instruments": "tests/runtime/test_metrics.py",
     "runtime/instances_arg": "tests/runtime/test_settings_instances.py",
+    "runtime/observing": "tests/runtime/test_settings_texts.py",
     "runtime/options": "tests/runtime/test_settings_command_line.py",
     "runtime/setting_types": "tests/runtime/test_settings_types.py",
     "runtime/sources": "tests/runtime/test_settings_sources.py",

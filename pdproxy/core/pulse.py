@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from pdproxy.core.timeline import Timeline
+from pdproxy.core.timeline import Stage, Timeline
 
 # The edges of vLLM's histograms of the same, so that dashboards of both line up.
 GAP_EDGES_S = (
@@ -52,8 +52,10 @@ class Pulse:
             return False
         timeline = self._timeline
         last, more = timeline.last_content, events - 1
-        timeline.mark_content(now)
+        if last is None or timeline.stage is not Stage.DECODE:
+            timeline.mark_content(now)
         if last is not None:
+            timeline.last_content = now
             gap_s = now - last
             self.counts[bisect_left(GAP_EDGES_S, gap_s)] += 1
             self.sum_s += gap_s

@@ -84,6 +84,13 @@ class Timeline:
         """What was spent in each stage it was in; nothing if they overlapped."""
         return {} if self.is_joint else self.spent_s
 
+    def spent_so_far_s(self, now: float) -> dict[Stage, float]:
+        """Return the stages as they are at this moment, the one it is in included."""
+        if self.is_joint or self.stage is Stage.BODY:
+            return {}
+        so_far = self.spent_s.get(self.stage, 0.0) + now - self._entered
+        return {**self.spent_s, self.stage: so_far}
+
     @property
     def queue_s(self) -> float | None:
         """Body read to the first leg's request; None if there was none yet."""

@@ -49,8 +49,8 @@ def max_connections(descriptors: int) -> int:
     return max(MIN_CONNECTIONS, (descriptors - RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT)
 
 
-def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Bind and listen on every address of `host`.
+def bind(host: str, port: int, backlog: int, *, prefix: str = "") -> list[socket.socket]:
+    """Bind and listen on every address of `host`; `prefix` stands before the names of its flags.
 
     Raises:
         ConfigError: the name is unknown, or an address is in use or not this machine's.
@@ -61,7 +61,7 @@ def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:  # the second for a name no resolver is asked for
-        raise ConfigError([f"--host: {host!r} cannot be resolved: {error}"]) from None
+        raise ConfigError([f"--{prefix}host: {host!r} cannot be resolved: {error}"]) from None
     sockets: list[socket.socket] = []
     failures: list[str] = []
     for family, kind, proto, _, address in dict.fromkeys(found):
@@ -72,7 +72,8 @@ def bind(host: str, port: int, backlog: int) -> list[socket.socket]:
     if not sockets or any("in use" in failure for failure in failures):
         for listening in sockets:
             listening.close()
-        raise ConfigError([f"--host, --port: {failure}" for failure in failures])
+        flags = f"--{prefix}host, --{prefix}port"
+        raise ConfigError([f"{flags}: {failure}" for failure in failures])
     return sockets
 
 

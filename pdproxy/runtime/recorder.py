@@ -33,7 +33,7 @@ class Recorder:
         is_timed = account.is_stream and tokens is not None
         self._history.count_request(
             account.outcome.value,
-            ttft_s=timeline.ttft_s,
+            ttft_s=timeline.ttft_s if account.is_stream else None,
             tpot_s=timeline.tpot_s(tokens) if is_timed and tokens is not None else None,
             output_tokens=tokens or 0,
         )

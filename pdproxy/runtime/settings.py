@@ -20,6 +20,7 @@ from pdproxy.runtime.access import Access
 from pdproxy.runtime.bounds import Bounds
 from pdproxy.runtime.cross_checks import Inconsistent, cross_faults
 from pdproxy.runtime.instances_arg import expand, is_loopback, pair, unique
+from pdproxy.runtime.observing import Observing
 from pdproxy.runtime.options import Arity, Group, Option, Origin, options_of, setting
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ def _routing(default: T, metavar: str, text: str, example: str = "") -> T:
     return setting(default, Option(Group.ROUTING, metavar, text, example=example))
 
 
-class Settings(Access, Bounds):
+class Settings(Access, Bounds, Observing):
     """The settings of one run; frozen. `pdproxy.runtime.sources.load_settings` fills them.
 
     Constructing it directly reads neither the environment nor any file.
@@ -167,22 +168,6 @@ class Settings(Access, Bounds):
         5.0,
         "SECONDS",
         "time for which the answer of /v1/models is kept; 0 asks the engines each time",
-    )
-
-    # --- Logging
-    log_level: types.LogLevel = setting(
-        "INFO",
-        Option(
-            Group.LOGGING,
-            "LEVEL",
-            "least level that is logged: DEBUG, INFO, WARNING, ERROR, CRITICAL",
-        ),
-    )
-    log_format: types.LogFormat = setting(
-        "text",
-        Option(
-            Group.LOGGING, "FORMAT", "text for people or json for collectors, one object a line"
-        ),
     )
 
     # --- Other

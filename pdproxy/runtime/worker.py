@@ -31,6 +31,7 @@ from pdproxy.errors import ConfigError
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.logs import log_access, setup_logging
 from pdproxy.runtime.metrics import Metrics
+from pdproxy.runtime.metrics_site import bind_metrics, metrics_site
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
@@ -172,7 +173,8 @@ async def serving(
         )
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)
-            async with _listening(settings, context, sockets):
+            site = metrics_site(context, bind_metrics(settings))
+            async with site, _listening(settings, context, sockets):
                 host, port = sockets[0].getsockname()[:2]
                 yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, stop=stop)
         finally:

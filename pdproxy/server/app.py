@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pdproxy.core.api import Api
 from pdproxy.errors import MethodNotAllowed, NotFound, PDProxyError
-from pdproxy.server import admin, dashboard, operations
+from pdproxy.server import admin, dashboard, operations, running
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.generate import generate
@@ -74,10 +74,26 @@ _OPERATIONS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/healthcheck", operations.healthcheck),
     ("GET", "/metrics", operations.metrics),
     ("GET", "/dashboard/data", dashboard.data),
+    ("GET", "/debug/requests", running.running),
     ("POST", "/instances/add", admin.add),
     ("POST", "/instances/remove", admin.remove),
     ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
 )
+
+
+def build_metrics_app(context: Context) -> web.Application:
+    """Return the application of the port that only scrapers use."""
+    app = web.Application()
+
+    async def metrics(request: web.Request) -> web.Response:
+        return await operations.metrics(context, request)
+
+    async def health(request: web.Request) -> web.Response:
+        return await operations.health(context, request)
+
+    app.router.add_get("/metrics", metrics)
+    app.router.add_get("/health", health)
+    return app
 
 
 def _add_generate(app: web.Application, context: Context, allowed: dict[str, set[str]]) -> None:

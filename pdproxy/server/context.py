@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pdproxy.core.history import Recent
@@ -29,6 +29,7 @@ class ServerRules:
         fallback_key: is sent to engines if the client sends none; "" for none.
         api_keys: of clients; empty for an open API.
         admin_token: guards the admin calls; "" opens them to loopback peers only.
+        debug_headers: answers tell of their way to those who ask for it.
         via: this proxy's token in the Via header, by which it knows a request that came back.
     """
 
@@ -43,6 +44,7 @@ class ServerRules:
     api_keys: tuple[str, ...]
     admin_token: str
     via: str
+    debug_headers: bool = False
 
 
 class RequestObserver(Protocol):
@@ -103,7 +105,11 @@ class HistorySource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What every handler shares."""
+    """What every handler shares.
+
+    Attributes:
+        running: accounts of the requests in flight, by their `id()`.
+    """
 
     tools: Tools
     rules: ServerRules
@@ -113,3 +119,4 @@ class Context:
     clock: Callable[[], float]
     rng: random.Random
     is_stopping: Callable[[], bool]
+    running: dict[int, Account] = field(default_factory=dict)

@@ -7,6 +7,7 @@ still become an error with a status of its own.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from aiohttp import HttpVersion11, web
 from multidict import CIMultiDict
@@ -33,15 +34,18 @@ class ClientDownstream:
         *,
         buffer_bytes: int,
         write_stall_s: float | None,
+        told: Callable[[bool], Headers] = lambda _is_stream: (),
     ) -> None:
         """Prepare the way back.
 
+        `told` returns headers of the proxy's own for an answer, or for the head of a stream.
         `buffer_bytes` is how much may wait for a slow client before its decoder is throttled.
         """
         self._request = request
         self._request_id = request_id
         self._buffer_bytes = buffer_bytes
         self._write_stall_s = write_stall_s
+        self._told = told
         self._is_chunked = request.version >= HttpVersion11
         self._transport: asyncio.Transport | None = None
         self._is_raw = False
@@ -114,7 +118,8 @@ class ClientDownstream:
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer."""
         own_type = next((value for name, value in headers if name == "content-type"), JSON_TYPE)
-        response = web.Response(status=status, body=body, headers=self._headers(headers, own_type))
+        own = self._headers(headers, own_type, is_stream=False)
+        response = web.Response(status=status, body=body, headers=own)
         self.response = response
         await response.prepare(self._request)
         await response.write_eof()
@@ -140,9 +145,12 @@ class ClientDownstream:
         if transport is not None:
             transport.abort()
 
-    def _headers(self, engine: Headers, content_type: str) -> CIMultiDict[str]:
+    def _headers(
+        self, engine: Headers, content_type: str, *, is_stream: bool = True
+    ) -> CIMultiDict[str]:
         headers = CIMultiDict(p for p in to_client(list(engine)) if p[0] != "content-type")
         headers["Content-Type"] = content_type
         headers["X-Request-Id"] = self._request_id
         headers["Server"] = SERVER
+        headers.update(self._told(is_stream))
         return headers

@@ -13,11 +13,13 @@ from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.dispatch.batch import answer
 from pdproxy.dispatch.generate import describe
 from pdproxy.dispatch.legs import Call
+from pdproxy.dispatch.ports import Headers
 from pdproxy.errors import PDProxyError
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.failures import error_body, outcome_of, to_failure
 from pdproxy.server.intake import check_admission, engine_headers, open_account, read_body
+from pdproxy.server.told import ASKING_HEADER, told_headers
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +53,21 @@ async def counted(
     """Run `work` as one counted and logged request; turn its failure into a truthful answer."""
     account = open_account(context, request, endpoint)
     rules = context.rules
+    is_asked = rules.debug_headers and request.headers.get(ASKING_HEADER) == "1"
+
+    def told(is_stream: bool) -> Headers:
+        now = context.clock()
+        return told_headers(account, now, is_stream=is_stream, is_asked=is_asked)
+
     downstream = ClientDownstream(
         request,
         account.request_id,
         buffer_bytes=rules.buffer_bytes,
         write_stall_s=rules.write_stall_s,
+        told=told,
     )
     context.observer.request_started(endpoint)
+    context.running[id(account)] = account
     try:
         check_admission(rules, request)
         await work(account, downstream)
@@ -78,6 +88,7 @@ async def counted(
         )
     finally:
         account.timeline.mark_finished(context.clock())
+        del context.running[id(account)]
         context.observer.request_finished(account)
     return downstream.response or web.Response(status=CLIENT_CLOSED)
 
