@@ -17,6 +17,8 @@ TESTED_ELSEWHERE = {
     "core/judge": "tests/core/test_fleet.py",
     "core/lease": "tests/core/test_fleet.py",
     "core/members": "tests/core/test_fleet.py",
+    "runtime/upkeep": "tests/runtime/test_settings.py",
+    "runtime/watch": "tests/runtime/test_roster.py",
     "core/record": "tests/runtime/test_roster.py",
     "connectors/base": "tests/connectors/test_registry.py",
     "dispatch/part": "tests/cases/test_recompute_streams.py",

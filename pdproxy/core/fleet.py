@@ -1,8 +1,8 @@
 """The instances the proxy knows, and how a request gets one of them.
 
 Rules: an instance that is joining, draining or gone gets no new lease, an ejected one only when
-its role has no active one. Choosing and charging are one synchronous step, so no two requests see
-the same idle instance.
+more than half of its role is ejected. Choosing and charging are one synchronous step, so no two
+requests see the same idle instance.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Fleet:
         return self._policies[role].name
 
     def available(self, role: Role, avoid: Collection[Instance] = ()) -> list[Instance]:
-        """Return who may get a lease now: the active ones, if there are none the ejected ones.
+        """Return who may get a lease now, as `Members.available` says.
 
         Those in `avoid` are left out while another one is available.
         """
@@ -144,8 +144,9 @@ class Fleet:
         members = self._choosable(role, avoid) if avoid else self.members.available(role)
         if not members:
             raise NoInstance(f"no {role} instance is available")
-        is_ejected = members[0].state is State.EJECTED
+        is_ejected = self.members.is_panicking(role)
         why = reason_of(len(members), len(self.members.available(role)), is_ejected=is_ejected)
+        members = self.members.offered(role, members)
         if len(members) == 1:
             return Lease(self.members, self._board, members[0], cost, why)
         load = self._board.load

@@ -58,7 +58,7 @@ class Judge:
         member = self._members.get(instance)
         if member is None or member.state is not State.ACTIVE:
             return False
-        if not member.health.fail(self._clock(), certain=certain):
+        if not member.health.fail(self._clock(), certain=certain, why=why):
             return False
         self._members.move(member, State.EJECTED)
         return True
@@ -70,7 +70,33 @@ class Judge:
             member.capacity_tokens = int(held_tokens * LEARNED_SHARE)
             member.learned_s = self._clock()
 
-    def admit(self, instance: Instance) -> bool:
+    def probe_failed(self, instance: Instance, *, certain: bool, why: str) -> bool:
+        """Count a failed probe; return whether it has ejected the instance."""
+        member = self._members.get(instance)
+        if member is None:
+            return False
+        was_dead = member.health.is_dead
+        is_dead = member.health.probe_failed(self._clock(), certain=certain, why=why)
+        if is_dead and member.state is State.ACTIVE:
+            member.health.eject_dead(self._clock())
+            self._members.move(member, State.EJECTED)
+            return True
+        if is_dead is not was_dead:
+            self._members.refresh(instance.role)
+        return False
+
+    def probe_succeeded(self, instance: Instance, *, is_warm: bool = False) -> bool:
+        """Note a good probe; return whether the instance has become active by it."""
+        member = self._members.get(instance)
+        if member is None:
+            return False
+        was_dead = member.health.is_dead
+        member.health.probe_succeeded()
+        if was_dead:
+            self._members.refresh(instance.role)
+        return self.admit(instance, is_warm=is_warm)
+
+    def admit(self, instance: Instance, *, is_warm: bool = False) -> bool:
         """Make it active after a good probe; return whether that changed its state.
 
         Without effect on one that is neither joining nor ejected, as the operator's removal may
@@ -81,7 +107,8 @@ class Judge:
             return False
         if member.state is State.EJECTED and not member.health.can_return(self._clock()):
             return False
-        self._members.move(member, State.ACTIVE)
+        member.health.probe_succeeded()
+        self._members.admit(member, is_warm=is_warm)
         return True
 
     def forget_old_lessons(self) -> None:

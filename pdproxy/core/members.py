@@ -7,11 +7,12 @@ is GONE as soon as it holds no lease, and its slot of the load board is given ba
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from pdproxy.core.health import Health, HealthRules
 from pdproxy.core.instance import TRANSITIONS, Endpoint, Instance, Role, Source, State
 from pdproxy.core.load import NO_LOAD, Board
+from pdproxy.core.ramp import Ramp
 
 
 class Member:
@@ -23,6 +24,7 @@ class Member:
         "instance",
         "learned_s",
         "leases",
+        "ramp",
         "since_s",
         "slot",
         "source",
@@ -39,6 +41,7 @@ class Member:
         self.health = health
         self.since_s = since_s
         self.leases = 0  # live ones; a slot may only be given back at zero
+        self.ramp: Ramp | None = None  # while it starts slowly
         self.capacity_tokens: int | None = None
         self.learned_s: float | None = None  # when that was learned from its running out
 
@@ -68,12 +71,16 @@ class Members:
         self._health = health or HealthRules()
         self._serial = 0
         self.is_replica = False
+        self._on_move: Callable[[Member, State], None] = lambda _member, _was: None
         # Those with a state other than GONE, in order of registration.
         self._known: dict[Role, dict[tuple[str, int], Member]] = {role: {} for role in Role}
         # These, and those gone whose last leases still run.
         self._members: dict[Instance, Member] = {}
         # Who may get a lease now, kept up to date so that leasing does not filter.
         self._available: dict[Role, tuple[Member, ...]] = dict.fromkeys(Role, ())
+        self._panicking: set[Role] = set()
+        # How many of those start slowly.
+        self._ramps: dict[Role, int] = dict.fromkeys(Role, 0)
 
     def add(
         self, role: Role, endpoint: Endpoint, state: State, source: Source
@@ -92,14 +99,14 @@ class Members:
         instance = Instance(role, endpoint, self._board.open(), self._serial)
         member = Member(instance, source, state, Health(self._health), self._clock())
         self._known[role][endpoint.key] = self._members[instance] = member
-        self._refresh(role)
+        self.refresh(role)
         return instance, True
 
     def adopt(self, instance: Instance, source: Source, state: State, since_s: float) -> Member:
         """Register what another process has registered; its slot is open already."""
         member = Member(instance, source, state, Health(self._health), since_s)
         self._known[instance.role][instance.endpoint.key] = self._members[instance] = member
-        self._refresh(instance.role)
+        self.refresh(instance.role)
         return member
 
     def assume(self, member: Member, state: State, since_s: float) -> None:
@@ -107,6 +114,10 @@ class Members:
         if state is not member.state:
             self.move(member, state)
         member.since_s = since_s
+
+    def on_move(self, callback: Callable[[Member, State], None]) -> None:
+        """Call `callback` with each member whose state has changed, and the state before."""
+        self._on_move = callback
 
     def find(self, role: Role, endpoint: Endpoint) -> Member | None:
         """Return the one at an address, however spelled, unless it is gone."""
@@ -125,8 +136,37 @@ class Members:
         return iter(self._members.values())
 
     def available(self, role: Role) -> tuple[Member, ...]:
-        """Return who may get a lease now: the active ones, else the ejected ones."""
+        """Return who may get a lease now.
+
+        These are the active ones. When more than half of a role is ejected, the cause is more
+        likely something that they share than each of them, and the rest would not carry the load:
+        then those ejected serve as well, but for those known to be dead; and when these are all
+        that is left, they too.
+        """
         return self._available[role]
+
+    def is_panicking(self, role: Role) -> bool:
+        """Whether ejected instances serve, for lack of others."""
+        return role in self._panicking
+
+    def offered(self, role: Role, members: Sequence[Member]) -> Sequence[Member]:
+        """Return those of `members` that take part in the next choice: of a slow start, some."""
+        if not self._ramps[role]:
+            return members
+        now_s = self._clock()
+        chosen = []
+        for member in members:
+            ramp = member.ramp
+            if ramp is None:
+                chosen.append(member)
+                continue
+            share = ramp.share(now_s)
+            if share >= 1:
+                member.ramp = None
+                self._ramps[role] -= 1
+            if share >= 1 or ramp.takes_part(share, len(members)):
+                chosen.append(member)
+        return chosen or members
 
     def counts(self, role: Role) -> Mapping[State, int]:
         """Return how many instances are in each state; those gone are not counted."""
@@ -151,13 +191,29 @@ class Members:
         """Change the state of one; the caller knows that it is allowed."""
         if state is State.DRAINING and not self.is_replica and self._is_idle(member):
             state = State.GONE
-        member.state = state
+        was, member.state = member.state, state
         member.since_s = self._clock()
+        if state is not State.ACTIVE:
+            member.ramp = None
         role = member.instance.role
         if state is State.GONE:
             del self._known[role][member.instance.endpoint.key]
             self._forget_if_idle(member)
-        self._refresh(role)
+        self.refresh(role)
+        self._on_move(member, was)
+
+    def admit(self, member: Member, *, is_warm: bool = False) -> None:
+        """Make it active; unless it is warm, it starts slowly."""
+        if not is_warm:
+            self.start_slowly(member, self._clock())
+        self.move(member, State.ACTIVE)
+
+    def start_slowly(self, member: Member, start_s: float | None) -> None:
+        """Let a slow start begin at a moment, or end it; `refresh` is due after."""
+        if start_s is None or not self._health.slow_start_s:
+            member.ramp = None
+        elif member.ramp is None or member.ramp.start_s != start_s:
+            member.ramp = Ramp(start_s, self._health.slow_start_s)
 
     def last_lease_closed(self, member: Member) -> None:
         """Let one leave that only waited for its last lease."""
@@ -189,8 +245,17 @@ class Members:
             del self._members[member.instance]
             self._board.close(member.slot)
 
-    def _refresh(self, role: Role) -> None:
+    def refresh(self, role: Role) -> None:
+        """Find out anew who may get a lease; due after any change of state or of `is_dead`."""
         members = self._known[role].values()
-        self._available[role] = tuple(
-            member for member in members if member.state is State.ACTIVE
-        ) or tuple(member for member in members if member.state is State.EJECTED)
+        active = tuple(member for member in members if member.state is State.ACTIVE)
+        ejected = tuple(member for member in members if member.state is State.EJECTED)
+        chosen = active
+        if len(ejected) > len(active):
+            chosen += tuple(member for member in ejected if not member.health.is_dead)
+        self._available[role] = chosen or ejected
+        if len(self._available[role]) > len(active):
+            self._panicking.add(role)
+        else:
+            self._panicking.discard(role)
+        self._ramps[role] = sum(member.ramp is not None for member in chosen)

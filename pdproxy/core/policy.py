@@ -80,7 +80,7 @@ class Reason(StrEnum):
     POLICY = "policy"  # the policy's choice of all that were available
     ONLY_ONE = "only_one"  # no other was available
     OTHERS_FAILED = "others_failed"  # chosen of those that had not failed this request
-    LAST_RESORT = "last_resort"  # all of its role are ejected
+    LAST_RESORT = "last_resort"  # more than half of its role is ejected
 
 
 def reason_of(candidates: int, available: int, *, is_ejected: bool) -> Reason:

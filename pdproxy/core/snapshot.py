@@ -25,6 +25,8 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
         source: who asked for it.
         since_s: since when it is in that state, on the machine's monotonic clock.
         capacity_tokens: tokens its KV cache holds, if known.
+        is_dead: it is known to serve nobody.
+        ramp_s: when its slow start began, None if it is over.
         is_blemished: it has failed since its last success, so that a success is worth telling.
     """
 
@@ -38,6 +40,8 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     since_s: float
     capacity_tokens: int | None
+    is_dead: bool
+    ramp_s: float | None
     is_blemished: bool
 
 
@@ -80,6 +84,8 @@ class Replica:
             self._members.move(member, State.GONE)
         for state in snapshot.instances:
             self._follow(known.get(state.serial), state)
+        for role in Role:
+            self._members.refresh(role)
         self._blemished = frozenset(s.serial for s in snapshot.instances if s.is_blemished)
         return [member.instance for member in gone]
 
@@ -95,6 +101,8 @@ class Replica:
             member = self._members.adopt(instance, state.source, state.state, state.since_s)
         self._members.assume(member, state.state, state.since_s)
         member.capacity_tokens = state.capacity_tokens
+        member.health.is_dead = state.is_dead
+        self._members.start_slowly(member, state.ramp_s)
 
 
 def _state_of(member: Member) -> InstanceState:
@@ -111,5 +119,7 @@ def _state_of(member: Member) -> InstanceState:
         source=member.source,
         since_s=member.since_s,
         capacity_tokens=member.capacity_tokens,
+        is_dead=member.health.is_dead,
+        ramp_s=member.ramp.start_s if member.ramp is not None else None,
         is_blemished=member.health.is_blemished,
     )

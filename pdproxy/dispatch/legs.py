@@ -231,7 +231,8 @@ async def attempt(tools: Tools, lease: Lease) -> AsyncIterator[None]:
         tools.observer.attempt_finished(instance, "error", tools.clock() - started, reason)
         if is_instance_fault(error):
             certain = isinstance(error, UpstreamError) and error.reason == "connect"
-            tools.fleet.report_failure(instance, certain=certain)
+            why = error.detail or error.message
+            tools.fleet.report_failure(instance, certain=certain, why=why)
         raise
     except BaseException:  # the client left: a cancellation, or a broken connection to it
         tools.observer.attempt_finished(instance, "abandoned", tools.clock() - started)

@@ -69,12 +69,6 @@ class Bounds(BaseSettings):
         "uvicorn closes it",
     )
     models_timeout: types.PositiveDuration = _timeout(3.0, "for one engine to answer /v1/models")
-    probe_interval: types.PositiveDuration = _timeout(
-        2.0, "between two readiness probes of an instance"
-    )
-    probe_timeout: types.PositiveDuration = _timeout(
-        5.0, "for an engine to answer a probe; a busy engine answers late"
-    )
     shutdown_grace: types.Duration = _timeout(
         30.0,
         "for requests to end after SIGTERM before they are cut, 0: at once; Kubernetes kills "

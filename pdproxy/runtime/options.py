@@ -31,6 +31,7 @@ class Group(enum.StrEnum):
     INSTANCES = "Instances"
     LISTENING = "Listening"
     ROUTING = "Routing"
+    HEALTH = "Health"
     TIMEOUTS = "Timeouts"
     LIMITS = "Limits"
     SECURITY = "Security"

@@ -7,10 +7,11 @@ import ssl
 
 from pydantic import SecretStr
 
+from pdproxy.core.health import HealthRules
 from pdproxy.dispatch.rules import DispatchRules, TokenIds
 from pdproxy.errors import ConfigError
-from pdproxy.runtime.roster import RosterRules
 from pdproxy.runtime.settings import Settings
+from pdproxy.runtime.watch import RosterRules
 from pdproxy.server.context import ServerRules
 from pdproxy.upstream.limits import ClientLimits, Timeouts
 
@@ -66,6 +67,17 @@ def roster_rules(settings: Settings) -> RosterRules:
         probe_interval_s=settings.probe_interval,
         add_interval_s=settings.waiting_retry_interval,
         add_attempts=max(1, settings.max_waiting_retries),
+    )
+
+
+def health_rules(settings: Settings) -> HealthRules:
+    """Return when instances are left out, and how they come back."""
+    return HealthRules(
+        failures_to_eject=settings.eject_after,
+        ejection_s=settings.eject_time,
+        max_ejection_s=max(settings.eject_time, settings.max_eject_time),
+        probes_to_eject=settings.probe_failures,
+        slow_start_s=settings.slow_start,
     )
 
 

@@ -22,6 +22,7 @@ from pdproxy.runtime.cross_checks import Inconsistent, cross_faults
 from pdproxy.runtime.instances_arg import expand, is_loopback, pair, unique
 from pdproxy.runtime.observing import Observing
 from pdproxy.runtime.options import Arity, Group, Option, Origin, options_of, setting
+from pdproxy.runtime.upkeep import Upkeep
 
 T = TypeVar("T")
 
@@ -47,7 +48,7 @@ def _routing(default: T, metavar: str, text: str, example: str = "") -> T:
     return setting(default, Option(Group.ROUTING, metavar, text, example=example))
 
 
-class Settings(Access, Bounds, Observing):
+class Settings(Access, Bounds, Observing, Upkeep):
     """The settings of one run; frozen. `pdproxy.runtime.sources.load_settings` fills them.
 
     Constructing it directly reads neither the environment nor any file.

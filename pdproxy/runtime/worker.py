@@ -38,6 +38,7 @@ from pdproxy.runtime.rules import (
     client_limits,
     dispatch_rules,
     engine_ssl,
+    health_rules,
     listener_ssl,
     roster_rules,
     server_rules,
@@ -274,7 +275,8 @@ def _report_start(settings: Settings, worker: Worker) -> None:
 def _make_fleet(settings: Settings, rng: random.Random) -> Fleet:
     names = {Role.PREFILL: settings.prefill_policy, Role.DECODE: settings.decode_policy}
     policies = {role: POLICIES[name](role, rng) for role, name in names.items()}
-    return Fleet(LoadBoard(on_anomaly=_report_anomaly), policies, time.monotonic)
+    board = LoadBoard(on_anomaly=_report_anomaly)
+    return Fleet(board, policies, time.monotonic, health_rules(settings))
 
 
 def _report_anomaly(slot: int, text: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -16,6 +18,23 @@ OK = 200
 NOT_FOUND = 404
 # A server without /health that asks for a key on /v1/models is there all the same.
 _ALIVE_ON_MODELS = frozenset({200, 401, 403})
+# Errors that leave no doubt; a name that is not resolved may be the resolver's fault.
+_REFUSALS = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """What one probe found.
+
+    Attributes:
+        is_serving: the engine answered that it serves.
+        is_refused: nothing listens there, or there is no way to it.
+        why: what was wrong, in words; "" if it serves.
+    """
+
+    is_serving: bool
+    is_refused: bool = False
+    why: str = ""
 
 
 class Prober:
@@ -51,14 +70,27 @@ class Prober:
             await self._session.close()
 
     async def is_serving(self, endpoint: Endpoint) -> bool:
-        """Return whether the engine answers GET /health, or /v1/models if it has no /health."""
+        """Return whether the engine serves."""
+        return (await self.probe(endpoint)).is_serving
+
+    async def probe(self, endpoint: Endpoint) -> ProbeResult:
+        """Ask GET /health, or /v1/models of an engine that has no /health."""
         try:
-            status = await self._status(endpoint, HEALTH_PATH)
-            if status != NOT_FOUND:
-                return status == OK
-            return await self._status(endpoint, MODELS_PATH) in _ALIVE_ON_MODELS
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
-            return False
+            path, good = HEALTH_PATH, frozenset({OK})
+            status = await self._status(endpoint, path)
+            if status == NOT_FOUND:
+                path, good = MODELS_PATH, _ALIVE_ON_MODELS
+                status = await self._status(endpoint, path)
+        except TimeoutError:
+            return ProbeResult(False, why=f"no answer to a probe within {self._timeout_s:g} s")
+        except aiohttp.ClientConnectorError as error:
+            is_refused = error.os_error.errno in _REFUSALS
+            return ProbeResult(False, is_refused, f"probe: {error.os_error.strerror or error}")
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return ProbeResult(False, why=f"probe: {str(error) or type(error).__name__}")
+        if status in good:
+            return ProbeResult(True)
+        return ProbeResult(False, why=f"{path} answered {status}")
 
     async def _status(self, endpoint: Endpoint, path: str) -> int:
         assert self._session is not None, "used outside `async with`"

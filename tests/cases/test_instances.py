@@ -14,7 +14,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.ports import free_port
 from tests.fakes.proxy import HasPort, proxy_here, run_command
 
-QUICK_JOIN = ("--waiting-retry-interval", "0.05")
+QUICK_JOIN = ("--waiting-retry-interval", "0.05", "--slow-start", "0")
 
 
 def has_ipv6() -> bool:

@@ -481,3 +481,59 @@ def test_roles_are_apart(fleet):
     with pytest.raises(NoInstance, match="decode"):
         fleet.lease(D, COST)
     assert fleet.lease(P, COST).instance.role is P
+
+
+# --- panic
+
+
+def test_when_more_than_half_are_ejected_those_that_may_live_serve(fleet):
+    refused, failing, other, well = [add(fleet, f"h:{port}") for port in range(1, 5)]
+    fleet.report_failure(refused, certain=True)
+    for _ in range(3):
+        fleet.report_failure(failing, certain=False)
+    assert fleet.available(D) == [other, well]
+    assert not fleet.members.is_panicking(D)
+
+    for _ in range(3):
+        fleet.report_failure(other, certain=False)
+
+    assert set(fleet.available(D)) == {failing, other, well}
+    assert fleet.members.is_panicking(D)
+
+
+def test_in_panic_a_good_probe_brings_back_before_the_ejection_is_over(fleet):
+    one, other = add(fleet, "h:1"), add(fleet, "h:2")
+    third = add(fleet, "h:3")
+    for instance in (one, other):
+        fleet.report_failure(instance, certain=True)
+    assert fleet.available(D) == [third]
+
+    assert not fleet.judge.probe_succeeded(one)
+    assert set(fleet.available(D)) == {one, third}
+    fleet.judge.probe_failed(one, certain=True, why="refused")
+
+    assert fleet.available(D) == [third]
+
+
+def test_failed_probes_eject_an_active_instance(fleet, clock):
+    one = add(fleet, "h:1")
+
+    found = [fleet.judge.probe_failed(one, certain=False, why="silent") for _ in range(3)]
+    assert found == [False, False, True]
+    assert fleet.state(one) is State.EJECTED
+    clock.now_s = 1.0
+    assert fleet.judge.probe_succeeded(one)
+
+    assert not fleet.judge.probe_failed(one, certain=False, why="silent")
+
+
+def test_every_change_of_a_state_is_told(fleet):
+    told = []
+    fleet.members.on_move(lambda member, was: told.append((str(was), str(member.state))))
+    one = add(fleet, "h:1", state=State.JOINING)
+
+    fleet.admit(one)
+    fleet.report_failure(one, certain=True)
+    fleet.set_state(one, State.DRAINING)
+
+    assert told == [("joining", "active"), ("active", "ejected"), ("ejected", "gone")]

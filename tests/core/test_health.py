@@ -69,3 +69,55 @@ def test_success_resets_the_length_of_ejections():
     health.fail(10.0, certain=True)
 
     assert health.can_return(11.0)
+
+
+# --- probes
+
+
+def test_failed_probes_show_a_dead_engine_when_enough_come_in_a_row():
+    health = Health(RULES)
+
+    found = [health.probe_failed(0.0, certain=False, why="silent") for _ in range(2)]
+    health.probe_succeeded()
+    found += [health.probe_failed(0.0, certain=False, why="silent") for _ in range(3)]
+
+    assert found == [False] * 4 + [True]
+
+
+def test_refused_probe_shows_a_dead_engine_at_once():
+    health = Health(RULES)
+
+    assert health.probe_failed(5.0, certain=True, why="Connection refused")
+    health.eject_dead(5.0)
+
+    assert (health.ejections, health.last_error) == (1, "Connection refused")
+    assert not health.can_return(5.9)
+    assert health.can_return(6.0)
+
+
+def test_good_probes_do_not_forgive_failed_requests():
+    health = Health(RULES)
+
+    results = []
+    for _ in range(3):
+        results.append(health.fail(0.0, certain=False))
+        health.probe_succeeded()
+
+    assert results == [False, False, True]
+
+
+def test_successful_requests_do_not_forgive_failed_probes():
+    health = Health(RULES)
+
+    for _ in range(2):
+        health.probe_failed(0.0, certain=False, why="silent")
+        health.succeed()
+
+    assert health.probe_failed(0.0, certain=False, why="silent")
+
+
+def test_long_error_is_kept_in_part():
+    health = Health(RULES)
+    health.fail(0.0, certain=False, why="x" * 10_000)
+
+    assert len(health.last_error) == 300

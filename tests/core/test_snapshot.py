@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from pdproxy.core.fleet import Fleet
+from pdproxy.core.health import HealthRules
 from pdproxy.core.instance import Endpoint, Role, Source, State
 from pdproxy.core.load import Cost
 from pdproxy.core.policy import POLICIES
@@ -16,6 +17,7 @@ from pdproxy.errors import NoInstance
 from pdproxy.runtime.board import BoardMemory, SharedLoadBoard
 
 D = Role.DECODE
+RULES = HealthRules(slow_start_s=10.0)
 
 
 class Pair:
@@ -32,7 +34,7 @@ class Pair:
     def _fleet(self, row, rng):
         board = SharedLoadBoard(self.memory, row)
         policies = {role: POLICIES["least_load"](role, rng) for role in Role}
-        return Fleet(board, policies, lambda: self.now_s), board
+        return Fleet(board, policies, lambda: self.now_s, RULES), board
 
     def publish(self):
         self.version += 1
@@ -132,3 +134,21 @@ def test_engine_that_comes_back_is_another_instance(pair):
 
     assert pair.publish() == [old]
     assert [i.serial for i in pair.follower.instances(D)] == [first.serial + 1]
+
+
+def test_slow_start_and_death_are_followed(pair):
+    one, dead, failing = pair.add("a", State.JOINING), pair.add("b"), pair.add("c")
+    pair.owner.admit(one)
+    pair.owner.report_failure(dead, certain=True)
+    for _ in range(3):
+        pair.owner.report_failure(failing, certain=False)
+    pair.publish()
+
+    assert [i.label for i in pair.follower.available(D)] == [one.label, failing.label]
+    member = pair.follower.members.get(pair.follower.instances(D)[0])
+    assert member is not None
+    assert member.ramp is not None
+    ramp = member.ramp
+    pair.publish()
+    assert member.ramp is ramp
+    assert ramp.share(pair.now_s + 5) == 0.5

@@ -75,9 +75,12 @@ class FleetModel(RuleBasedStateMachine):
     def lease(self, role, cost, avoided):
         avoid = [self.seen[index % len(self.seen)] for index in avoided if self.seen]
         states = {instance: self.fleet.state(instance) for instance in self.fleet.instances(role)}
-        allowed = [i for i, state in states.items() if state is State.ACTIVE] or [
-            i for i, state in states.items() if state is State.EJECTED
-        ]
+        active = [i for i, state in states.items() if state is State.ACTIVE]
+        ejected = [i for i, state in states.items() if state is State.EJECTED]
+        members = self.fleet.members.of_role(role)
+        dead = {member.instance for member in members if member.health.is_dead}
+        living = [i for i in ejected if i not in dead]
+        allowed = (active if len(ejected) <= len(active) else active + living) or ejected
         try:
             lease = self.fleet.lease(role, cost, avoid=avoid)
         except NoInstance:

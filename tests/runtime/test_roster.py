@@ -14,7 +14,9 @@ from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Cost, LoadBoard
 from pdproxy.core.policy import POLICIES
 from pdproxy.core.record import Change
-from pdproxy.runtime.roster import FleetRoster, RosterRules
+from pdproxy.runtime.roster import FleetRoster
+from pdproxy.runtime.watch import RosterRules
+from pdproxy.upstream.prober import ProbeResult
 from tests.fakes.waiting import until
 
 H1, H2 = Endpoint("h", 1), Endpoint("h", 2)
@@ -28,16 +30,19 @@ class FakeProber:
     def __init__(self) -> None:
         self.up: set[Endpoint] = set()
         self.hung: set[Endpoint] = set()
+        self.refusing: set[Endpoint] = set()
         self.probes: list[Endpoint] = []
         self.fault: Exception | None = None
 
-    async def is_serving(self, endpoint: Endpoint) -> bool:
+    async def probe(self, endpoint: Endpoint) -> ProbeResult:
         self.probes.append(endpoint)
         if self.fault is not None:
             raise self.fault
         if endpoint in self.hung:
             await asyncio.Event().wait()
-        return endpoint in self.up
+        if endpoint in self.up:
+            return ProbeResult(True)
+        return ProbeResult(False, is_refused=endpoint in self.refusing, why="/health answered 503")
 
 
 class Rig:
@@ -122,13 +127,34 @@ async def test_ejected_engine_comes_back_by_a_good_probe_only():
         await until(lambda: made.state(H1) is State.ACTIVE)
 
 
-async def test_engine_that_serves_is_not_probed():
-    async with rig(QUICK, H1, up=[H1]) as made:
-        probed = len(made.prober.probes)
-        await made.roster.add(Role.DECODE, H2)
-        await until(lambda: made.prober.probes.count(H2) == QUICK.add_attempts)
+async def test_engine_that_serves_is_probed_and_ejected_when_it_stops_answering(caplog):
+    async with rig(QUICK, H1, H2, up=[H1, H2]) as made:
+        made.prober.up.discard(H1)
 
-        assert made.prober.probes.count(H1) == probed
+        await until(lambda: made.state(H1) is State.EJECTED)
+
+        assert made.state(H2) is State.ACTIVE
+        assert "/health answered 503" in caplog.text
+        assert made.fleet.available(Role.DECODE) == [made.instance(H2)]
+
+
+async def test_one_bad_probe_ejects_only_if_nobody_listens():
+    async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
+        made.prober.up.clear()
+        made.prober.refusing.add(H2)
+        for endpoint in (H1, H2):
+            await made.roster.watch.probe(made.instance(endpoint))
+
+        assert made.state(H1) is State.ACTIVE
+        assert made.state(H2) is State.EJECTED
+
+
+async def test_panic_is_logged_once(caplog):
+    async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
+        for endpoint in (H1, H2):
+            made.fleet.report_failure(made.instance(endpoint), certain=True, why="refused")
+
+        assert caplog.text.count("more than half of the decode instances are ejected") == 1
 
 
 async def test_a_bug_in_one_round_does_not_end_the_watch(caplog):
@@ -267,6 +293,6 @@ async def test_stop_leaves_no_task():
     async with rig(SLOW, H1) as made:
         await made.roster.add(Role.DECODE, H2)
         await until(lambda: made.prober.probes)
-        assert len(asyncio.all_tasks()) == before + 2
+        assert len(asyncio.all_tasks()) == before + 3
 
     assert len(asyncio.all_tasks()) == before

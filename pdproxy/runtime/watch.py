@@ -1,0 +1,117 @@
+"""Probes every instance: lets those that answer in, finds those that do not, gives up strangers.
+
+Rule: an instance is routable only after a good probe. Each has a task of its own, so one that
+hangs holds up no other. Those of the configuration are waited for without end; those added by a
+call are given up after some probes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass
+
+from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_attempt, wait_fixed
+
+from pdproxy.core.fleet import Fleet
+from pdproxy.core.instance import Instance, State
+from pdproxy.tasks import spawn
+from pdproxy.upstream.prober import Prober, ProbeResult
+
+logger = logging.getLogger(__name__)
+
+# Spread of the time between two probes, so that neither several proxies nor the instances of one
+# are probed in step.
+JITTER = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RosterRules:
+    """When instances are probed.
+
+    Attributes:
+        probe_interval_s: between two probes of an instance.
+        add_interval_s: the same for one that was added by a call and has not answered yet.
+        add_attempts: probes after which one that was added by a call is given up.
+    """
+
+    probe_interval_s: float
+    add_interval_s: float
+    add_attempts: int
+
+
+class Watch:
+    """Owns a task for each instance."""
+
+    def __init__(
+        self, fleet: Fleet, prober: Prober, rules: RosterRules, rng: random.Random
+    ) -> None:
+        self._fleet = fleet
+        self._prober = prober
+        self._rules = rules
+        self._rng = rng
+        self._tasks: dict[Instance, asyncio.Task[None]] = {}
+
+    def begin(self, instance: Instance) -> None:
+        """Watch an instance until it is gone."""
+        self._tasks[instance] = spawn(self._follow(instance), name=f"watch {instance.label}")
+
+    def end(self, instance: Instance) -> None:
+        """Stop watching one that is gone."""
+        task = self._tasks.pop(instance, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+
+    async def stop(self) -> None:
+        """End all tasks."""
+        tasks = list(self._tasks.values())
+        self._tasks.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def probe(self, instance: Instance, *, is_warm: bool = False) -> ProbeResult:
+        """Probe once, and let the fleet know."""
+        found = await self._prober.probe(instance.endpoint)
+        judge = self._fleet.judge
+        if found.is_serving:
+            judge.probe_succeeded(instance, is_warm=is_warm)
+        else:
+            judge.probe_failed(instance, certain=found.is_refused, why=found.why)
+        return found
+
+    async def _follow(self, instance: Instance) -> None:
+        if self._fleet.is_pending(instance) and not await self._has_joined(instance):
+            return
+        # The first probes of several are spread over the whole interval.
+        spread = self._rng.uniform(0, 1)
+        while True:
+            await asyncio.sleep(self._rules.probe_interval_s * spread)
+            spread = self._rng.uniform(1 - JITTER, 1 + JITTER)
+            try:
+                await self.probe(instance)
+            except Exception:
+                # A watch that dies would leave an ejected instance out for ever.
+                logger.exception("a probe of %s failed by a bug; the next one goes on", instance)
+
+    async def _has_joined(self, instance: Instance) -> bool:
+        """Probe one that was added by a call until it answers or its attempts are spent."""
+        attempts = max(1, self._rules.add_attempts)
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(attempts),
+            wait=wait_fixed(self._rules.add_interval_s),
+            retry=retry_if_result(lambda found: not found.is_serving),
+        )
+        try:
+            await retrying(self.probe, instance)
+        except RetryError:
+            logger.warning(
+                "%s %s did not answer %d probes and is dropped; add it again once it is up",
+                instance.role,
+                instance.label,
+                attempts,
+            )
+            self._fleet.set_state(instance, State.GONE)
+            return False
+        return True
