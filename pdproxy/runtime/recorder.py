@@ -9,6 +9,8 @@ from pdproxy.core.history import Failure, History, Recent, shown
 from pdproxy.core.instance import Instance
 from pdproxy.dispatch.account import Account, Outcome
 
+CLIENTS_FAULT = "status_4xx"
+
 
 def wall_clock() -> float:
     """Return the seconds since 1970, by which the buckets of several processes agree."""
@@ -41,8 +43,9 @@ class Recorder:
             self._keep(account)
 
     def attempt_failed(self, instance: Instance, reason: str) -> None:
-        """Keep the last error of an instance."""
-        self._history.keep_error(instance.role.value, instance.label, shown(reason))
+        """Keep the last error of an instance, unless it refused what a client sent."""
+        if reason != CLIENTS_FAULT:
+            self._history.keep_error(instance.role.value, instance.label, shown(reason))
 
     def recompute_ended(self) -> None:
         """Count a further round of an answer."""

@@ -75,6 +75,7 @@ async def test_a_failure_is_kept_with_what_an_operator_asks_for(recorder):
 async def test_failed_attempts_and_recomputes_are_kept(recorder):
     instance = Instance(Role.DECODE, Endpoint("d", 1), 0, 1)
     recorder.attempt_failed(instance, "refused")
+    recorder.attempt_failed(instance, "status_4xx")
     recorder.recompute_ended()
 
     recent = await recorder.recent()

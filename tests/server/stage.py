@@ -63,6 +63,7 @@ class FakeRoster:
     def __init__(self, play: Stage) -> None:
         self._fleet = play.fleet
         self.is_slow = False
+        self.records: list[InstanceRecord] = []
 
     async def add(self, role: Role, endpoint: Endpoint) -> Change:
         state = State.JOINING if self.is_slow else State.ACTIVE
@@ -83,7 +84,7 @@ class FakeRoster:
         return await self.add(role, endpoint)
 
     async def describe(self) -> list[InstanceRecord]:
-        return []
+        return self.records
 
 
 @dataclass(slots=True)
@@ -107,12 +108,16 @@ class Server:
 
 @asynccontextmanager
 async def server(
-    p: Any = (None,), d: Any = (None,), rules: dict[str, Any] | None = None, **dispatch: Any
+    p: Any = (None,),
+    d: Any = (None,),
+    rules: dict[str, Any] | None = None,
+    recorder: Recorder | None = None,
+    **dispatch: Any,
 ) -> AsyncIterator[Server]:
     """A context over fake engines; `rules` replace those of RULES, `dispatch` those of dispatch."""
     async with engines(p, d, **dispatch) as play:
         requests, roster = FakeRequests(), FakeRoster(play)
-        recorder = Recorder()
+        recorder = recorder or Recorder()
         context = Context(
             tools=play.tools,
             rules=replace(RULES, **(rules or {})),
@@ -128,14 +133,14 @@ async def server(
 
 
 @asynccontextmanager
-async def listening(app: web.Application) -> AsyncIterator[int]:
+async def listening(app: web.Application, port: int = 0) -> AsyncIterator[int]:
     """Serve an application as the worker does; yields the port."""
     runner = web.AppRunner(
         app, handler_cancellation=True, access_log=None, handle_signals=False, shutdown_timeout=1
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
+        site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()
         yield runner.addresses[0][1]
     finally:
