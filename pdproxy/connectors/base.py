@@ -24,3 +24,7 @@ class Connector(Protocol):
     def decode_body(self, request: GenerateRequest, handle: Raw | None) -> bytes:
         """Return the client's own body plus the handle, and nothing else."""
         ...
+
+    def release_body(self, model: Raw | None, handle: Raw) -> bytes:
+        """Return a body for /v1/completions by which a decoder frees the handle's blocks."""
+        ...

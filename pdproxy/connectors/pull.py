@@ -24,6 +24,13 @@ _ASK = raw(
 )
 _ONE = Raw(b"1")
 _FALSE = Raw(b"false")
+# A decode that no engine accepts, since no model has so long a context; the prompt is not looked
+# at before. An engine that cuts the limit down instead is left at its first event.
+_REFUSED: JsonFields = {
+    "prompt": Raw(b"[0]"),
+    "max_tokens": Raw(b"2147483647"),
+    "stream": Raw(b"true"),
+}
 # Anything but an object with something in it would be no handle to a decoder, and may end it.
 _HANDLE = re.compile(rb"\{\s*[^\s}]")
 
@@ -81,3 +88,8 @@ class PullConnector:
         if handle is None:
             return join_object(request.fields)
         return join_object({**request.fields, "kv_transfer_params": handle})
+
+    def release_body(self, model: Raw | None, handle: Raw) -> bytes:
+        """Return a decode with the handle that is refused once it was read."""
+        named = {} if model is None else {"model": model}
+        return join_object({**named, **_REFUSED, "kv_transfer_params": handle})

@@ -75,6 +75,11 @@ def was_never_sent(error: PDProxyError) -> bool:
     return is_connect_timeout or isinstance(error, UpstreamUnreachable)
 
 
+def is_reply_lost(error: PDProxyError) -> bool:
+    """Tell whether the engine may have done its work without an answer of it arriving."""
+    return isinstance(error, UpstreamError) and not was_never_sent(error)
+
+
 def is_busy(error: PDProxyError) -> bool:
     """Tell whether the engine said "not now", after which it is not asked again by the request."""
     if not isinstance(error, EngineAnswered):

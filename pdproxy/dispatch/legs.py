@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -17,6 +18,7 @@ from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
 from pdproxy.core.retry import is_instance_fault
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.orphans import Orphan, Orphans
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
 from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamProtocol
@@ -40,6 +42,7 @@ class Tools:
     observer: Observer
     clock: Callable[[], float]
     rng: random.Random
+    orphans: Orphans
     abilities: AbilityBook = field(default_factory=AbilityBook)
 
 
@@ -62,6 +65,11 @@ class Handoff:
     """What a prefill leaves for the decode: the KV handle and its owner's account.
 
     The prefiller's lease stays charged with the pinned KV tokens until `release`.
+
+    Attributes:
+        is_spent: a decoder has answered to the handle, so no other one may get it.
+        is_pulled: a decoder has begun to generate, so the prefiller holds nothing any more; or it
+            has been asked to let go.
     """
 
     engine_id: str
@@ -71,6 +79,7 @@ class Handoff:
     made_at: float = 0.0
     lease: Lease | None = None
     is_spent: bool = False
+    is_pulled: bool = False
 
     def release(self) -> None:
         """Take the charge off the prefiller; nothing happens the second time."""
@@ -92,6 +101,7 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
     headers = [p for p in call.headers if p[0] != DATA_PARALLEL_RANK]
     headers.append(("x-request-id", engine_id))
     body = tools.connector.prefill_body(request)
+    rescue = _rescue(tools, request, call, Handoff(engine_id, lease=lease))
     async with attempt(tools, lease):
         response = await tools.client.send(
             lease.instance.endpoint,
@@ -100,9 +110,14 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
             headers,
             body,
             timeouts=tools.rules.prefill,
+            rescue=rescue,
         )
         with response:
-            answer = await response.read(tools.rules.max_answer_bytes)
+            try:
+                answer = await response.read(tools.rules.max_answer_bytes)
+            except asyncio.CancelledError:
+                rescue(response)
+                raise
             check_status(response, answer)
             fields = _split_reply(answer)
     account.timeline.mark_prefill_done(clock())
@@ -140,6 +155,40 @@ async def decode(
                 check_status(response, await response.read(tools.rules.max_answer_bytes))
             account.is_model_known = True
             yield response
+
+
+def abandon(tools: Tools, request: GenerateRequest, call: Call, handoff: Handoff) -> None:
+    """Have the prefiller free a handle that no decoder has pulled; nothing happens for others."""
+    if handoff.handle is None or handoff.lease is None or handoff.is_pulled:
+        return
+    handoff.is_spent = handoff.is_pulled = True
+    tools.orphans.adopt(
+        Orphan(
+            handle=handoff.handle,
+            owner=handoff.lease.instance,
+            headers=[p for p in call.headers if p[0] != DATA_PARALLEL_RANK],
+            request_id=f"{handoff.engine_id}-release",
+            model=request.fields.get("model"),
+        )
+    )
+
+
+def _rescue(
+    tools: Tools, request: GenerateRequest, call: Call, late: Handoff
+) -> Callable[[Response], None]:
+    """Return what lets go of a handle that arrived in the moment in which the client left."""
+
+    def rescue(response: Response) -> None:
+        answer = response.arrived() if response.status == OK else None
+        if answer is None:
+            return
+        try:
+            late.handle = tools.connector.handle_of(split_object(answer))
+        except ValueError:
+            return
+        abandon(tools, request, call, late)
+
+    return rescue
 
 
 def prefill_cost(tools: Tools, request: GenerateRequest) -> Cost:

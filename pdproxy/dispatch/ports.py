@@ -95,6 +95,10 @@ class Observer(Protocol):
         """A prefiller answered without a KV handle, so the decoder computes the prompt."""
         ...
 
-    def handle_abandoned(self, instance: Instance) -> None:
-        """A KV handle was not used; the prefiller holds its blocks until its lease ends."""
+    def handle_abandoned(self, instance: Instance, action: str) -> None:
+        """A KV handle was not used; `action` is one of `orphans.Action`."""
+        ...
+
+    def prefill_reply_lost(self, instance: Instance) -> None:
+        """A prefill may have been computed whose reply did not come: its blocks stay held."""
         ...

@@ -68,6 +68,11 @@ class Bounds(BaseSettings):
         "an idle connection to an engine is kept for reuse, 0: none is; below the 5 s after which "
         "uvicorn closes it",
     )
+    kv_release_timeout: types.PositiveDuration = _timeout(
+        10.0,
+        "for a KV handle that is not used to be released at its prefiller; engines give it up by "
+        "themselves after 30 s and more",
+    )
     models_timeout: types.PositiveDuration = _timeout(3.0, "for one engine to answer /v1/models")
     shutdown_grace: types.Duration = _timeout(
         30.0,
@@ -106,4 +111,13 @@ class Bounds(BaseSettings):
         "N",
         "prompts of one list request in flight at once, so that one client cannot fill the "
         "engines' queues",
+    )
+    kv_release_concurrency: types.Whole = _limit(
+        32,
+        "N",
+        "KV handles that are released at once; 0: none is, and the prefillers hold them until "
+        "their leases end",
+    )
+    kv_release_queue: types.Whole = _limit(
+        4096, "N", "KV handles that wait to be released; more are left to the prefillers' leases"
     )

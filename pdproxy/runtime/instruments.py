@@ -15,6 +15,7 @@ from pdproxy.core.pulse import GAP_EDGES_S
 from pdproxy.core.retry import Phase
 from pdproxy.core.timeline import Stage
 from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.orphans import Action
 
 OTHER_MODEL = "other"
 ENDPOINTS = (*(api.value for api in Api), "/v1/models", "passthrough")
@@ -69,6 +70,7 @@ class Instruments:
             self.attempt_errors,
             self.handles_missing,
             self.handles_abandoned,
+            self.replies_lost,
             self.exhausted,
             self.recomputes,
         )
@@ -79,7 +81,9 @@ class Instruments:
             self.attempts.labels(role, label, outcome)
         if role is Role.PREFILL:
             self.handles_missing.labels(label)
-            self.handles_abandoned.labels(label)
+            for action in Action:
+                self.handles_abandoned.labels(label, action)
+            self.replies_lost.labels(label)
             return
         self.exhausted.labels(label)
         for result in RECOMPUTE_RESULTS:
@@ -200,7 +204,13 @@ class Instruments:
         )
         self.handles_abandoned = self._counter(
             "kv_handoff_abandoned",
-            "KV handles that were not used; the prefiller holds them until its lease ends.",
+            "KV handles that were not used, by what became of them.",
+            "instance",
+            "action",
+        )
+        self.replies_lost = self._counter(
+            "prefill_reply_lost",
+            "Prefills without a reply that may have been computed.",
             "instance",
         )
 

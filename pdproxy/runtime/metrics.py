@@ -143,9 +143,13 @@ class Metrics:
         """Count a prefill that gave no KV handle."""
         self._made.handles_missing.labels(instance.label).inc()
 
-    def handle_abandoned(self, instance: Instance) -> None:
+    def handle_abandoned(self, instance: Instance, action: str) -> None:
         """Count a KV handle that was not used."""
-        self._made.handles_abandoned.labels(instance.label).inc()
+        self._made.handles_abandoned.labels(instance.label, action).inc()
+
+    def prefill_reply_lost(self, instance: Instance) -> None:
+        """Count a prefill that may have been computed for nothing."""
+        self._made.replies_lost.labels(instance.label).inc()
 
     # --- inside
 

@@ -8,6 +8,7 @@ import ssl
 from pydantic import SecretStr
 
 from pdproxy.core.health import HealthRules
+from pdproxy.dispatch.orphans import ReleaseRules
 from pdproxy.dispatch.rules import DispatchRules, TokenIds
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.settings import Settings
@@ -53,6 +54,15 @@ def server_rules(settings: Settings, rng: random.Random) -> ServerRules:
         admin_token=_secret(settings.admin_token),
         debug_headers=settings.debug_headers,
         via=f"1.1 pdproxy-{rng.getrandbits(64):016x}",
+    )
+
+
+def release_rules(settings: Settings) -> ReleaseRules:
+    """Return how KV handles that are not used are released."""
+    return ReleaseRules(
+        max_running=settings.kv_release_concurrency,
+        max_waiting=settings.kv_release_queue,
+        limit_s=settings.kv_release_timeout,
     )
 
 

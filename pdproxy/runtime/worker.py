@@ -27,6 +27,7 @@ from pdproxy.core.policy import POLICIES
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
+from pdproxy.dispatch.orphans import Orphans
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.logs import log_access, setup_logging
@@ -40,6 +41,7 @@ from pdproxy.runtime.rules import (
     engine_ssl,
     health_rules,
     listener_ssl,
+    release_rules,
     roster_rules,
     server_rules,
 )
@@ -144,16 +146,19 @@ async def serving(
     metrics = Reporter(fleet, recorder)
     engine_tls = engine_ssl(settings)
     client = EngineClient(client_limits(settings), ssl_context=engine_tls)
+    connector = PullConnector()
+    orphans = Orphans(release_rules(settings), client, fleet, connector, metrics, clock)
     tools = Tools(
         client=client,
         fleet=fleet,
-        connector=PullConnector(),
+        connector=connector,
         tokens=TokenEstimator(),
         outputs=OutputEstimator(),
         rules=dispatch_rules(settings),
         observer=metrics,
         clock=clock,
         rng=ids,
+        orphans=orphans,
         abilities=AbilityBook(settings.reasoning_end_id),
     )
 
@@ -179,6 +184,7 @@ async def serving(
                 host, port = sockets[0].getsockname()[:2]
                 yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, stop=stop)
         finally:
+            await orphans.close()
             await roster.stop()
             await client.close()
 

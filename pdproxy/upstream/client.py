@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterable, Sequence
+from collections.abc import AsyncIterable, Callable, Sequence
 
 from pdproxy import errors, tasks
 from pdproxy.core.instance import Endpoint
@@ -24,6 +24,7 @@ __all__ = ["BodySink", "ClientLimits", "EngineClient", "Response", "Timeouts"]
 
 # Methods whose requests have a body by definition: an empty one is announced as such.
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
+Rescue = Callable[[Response], None]
 _CLOSING_TIMEOUT_S = 1.0  # closing a socket takes one turn of the loop; this is only a bound
 
 
@@ -49,6 +50,7 @@ class EngineClient:
         *,
         timeouts: Timeouts,
         content_length: int | None = None,
+        rescue: Rescue | None = None,
     ) -> Response:
         """Send a request; return when the response's head is there.
 
@@ -61,6 +63,9 @@ class EngineClient:
                 they cannot be sent twice.
             timeouts: for each step.
             content_length: of a body that comes in parts; without it, it is sent in chunks.
+            rescue: called with the response if its head arrived in the moment in which the caller
+                was cancelled, for what must not be lost; it is closed afterwards. For a body that
+                is bytes.
 
         Returns:
             A response that the caller closes. If the caller is cancelled before, the connection is
@@ -80,7 +85,7 @@ class EngineClient:
         head = encode_head(method, target, origin.host, headers, framing)
         if body is None or isinstance(body, bytes):
             return await self._send_whole(
-                origin, head, body or b"", timeouts, is_head_request=method == "HEAD"
+                origin, (head, body or b""), timeouts, rescue, is_head_request=method == "HEAD"
             )
         connection = await self._connect(origin, timeouts)
         response = connection.start(head, b"", timeouts, is_head_request=method == "HEAD")
@@ -107,17 +112,18 @@ class EngineClient:
     async def _send_whole(
         self,
         origin: Origin,
-        head: bytes,
-        body: bytes,
+        parts: tuple[bytes, bytes],
         timeouts: Timeouts,
+        rescue: Rescue | None,
         *,
         is_head_request: bool,
     ) -> Response:
+        head, body = parts
         connection = origin.take()
         if connection is not None:
             response = connection.start(head, body, timeouts, is_head_request=is_head_request)
             try:
-                return await _with_head(response)
+                return await _with_head(response, rescue)
             except errors.UpstreamLost:
                 if not connection.is_untouched or self._is_closed:
                     raise
@@ -125,7 +131,7 @@ class EngineClient:
                 origin.close_idle()
         connection = await self._connect(origin, timeouts)
         return await _with_head(
-            connection.start(head, body, timeouts, is_head_request=is_head_request)
+            connection.start(head, body, timeouts, is_head_request=is_head_request), rescue
         )
 
     async def _connect(self, origin: Origin, timeouts: Timeouts) -> Connection:
@@ -145,10 +151,15 @@ class EngineClient:
         return self._pool
 
 
-async def _with_head(response: Response) -> Response:
+async def _with_head(response: Response, rescue: Rescue | None = None) -> Response:
     """Wait for the head; whatever prevents it closes the connection."""
     try:
         await response.head_arrived
+    except asyncio.CancelledError:
+        if rescue is not None and response.status:
+            rescue(response)
+        response.close()
+        raise
     except BaseException:
         response.close()
         raise

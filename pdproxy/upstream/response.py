@@ -88,6 +88,11 @@ class Response:
             self.close()
             raise
 
+    def arrived(self) -> bytes | None:
+        """Return the whole body if all of it is here already, else None; also once closed."""
+        buffer = self._buffer
+        return buffer.take() if buffer is not None and buffer.is_whole else None
+
     def pipe(self, sink: BodySink) -> None:
         """Send the body to `sink` from now on; what has arrived already goes there at once.
 
@@ -222,6 +227,10 @@ class _Buffer:
         if self._error is not None:
             raise self._error
         return self._joined()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._is_ended and self._error is None
 
     def take(self) -> bytes:
         if not self._is_settled():

@@ -21,6 +21,7 @@ from pdproxy.core.load import Load, LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.legs import Tools
+from pdproxy.dispatch.orphans import Orphans, ReleaseRules
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.rules import client_limits, dispatch_rules, server_rules
@@ -152,16 +153,20 @@ async def stage_of(
         metrics = Metrics(fleet)
         engine_client = EngineClient(client_limits(settings))
         stack.push_async_callback(engine_client.close)
+        connector = PullConnector()
+        orphans = Orphans(ReleaseRules(), engine_client, fleet, connector, metrics, time.monotonic)
+        stack.push_async_callback(orphans.close)
         tools = Tools(
             client=engine_client,
             fleet=fleet,
-            connector=PullConnector(),
+            connector=connector,
             tokens=TokenEstimator(),
             outputs=OutputEstimator(),
             rules=dispatch_rules(settings),
             observer=metrics,
             clock=time.monotonic,
             rng=rng,
+            orphans=orphans,
         )
         context = Context(
             tools=tools,

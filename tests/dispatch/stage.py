@@ -22,6 +22,7 @@ from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.batch import answer
 from pdproxy.dispatch.legs import Call, Tools
+from pdproxy.dispatch.orphans import Orphans, ReleaseRules
 from pdproxy.dispatch.ports import Headers
 from pdproxy.dispatch.rules import DispatchRules
 from pdproxy.upstream.client import EngineClient
@@ -46,6 +47,8 @@ RULES = DispatchRules(
     max_answer_bytes=1 << 20,
     max_parallel_prompts=2,
 )
+
+RELEASES = ReleaseRules()
 
 
 class FakeDownstream:
@@ -112,7 +115,8 @@ class FakeObserver:
     skipped: list[str] = field(default_factory=list)
     full: int = 0
     missing: int = 0
-    abandoned: int = 0
+    abandoned: list[str] = field(default_factory=list)
+    lost_replies: int = 0
 
     def routed(self, role: Role, reason: Reason) -> None:
         self.routes.append((role, reason))
@@ -150,9 +154,13 @@ class FakeObserver:
         assert instance.role is Role.PREFILL
         self.missing += 1
 
-    def handle_abandoned(self, instance: Instance) -> None:
+    def handle_abandoned(self, instance: Instance, action: str) -> None:
         assert instance.role is Role.PREFILL
-        self.abandoned += 1
+        self.abandoned.append(action)
+
+    def prefill_reply_lost(self, instance: Instance) -> None:
+        assert instance.role is Role.PREFILL
+        self.lost_replies += 1
 
 
 class WatchedClient(EngineClient):
@@ -208,6 +216,10 @@ class Stage:
         return self.tools.fleet
 
     @property
+    def orphans(self) -> Orphans:
+        return self.tools.orphans
+
+    @property
     def calls(self) -> tuple[int, int]:
         """How often prefillers and decoders were asked."""
         return sum(len(e.calls) for e in self.p), sum(len(e.calls) for e in self.d)
@@ -260,15 +272,19 @@ async def stage(
                 engines[role].append(engine)
         client = WatchedClient(limits)
         stack.push_async_callback(client.close)
+        connector = PullConnector()
+        orphans = Orphans(RELEASES, client, fleet, connector, observer, clock)
+        stack.push_async_callback(orphans.close)
         tools = Tools(
             client=client,
             fleet=fleet,
-            connector=PullConnector(),
+            connector=connector,
             tokens=TokenEstimator(),
             outputs=OutputEstimator(),
             rules=replace(RULES, **rules),
             observer=observer,
             clock=clock,
             rng=random.Random(0),
+            orphans=orphans,
         )
         yield Stage(tools, client, observer, clock, engines[Role.PREFILL], engines[Role.DECODE])

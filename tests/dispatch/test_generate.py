@@ -125,7 +125,7 @@ async def test_without_a_handle_the_decoder_computes_the_prompt(body):
 
     assert_answered(downstream)
     assert "kv_transfer_params" not in play.d[0].only_call.json
-    assert (play.observer.missing, play.observer.abandoned) == (1, 0)
+    assert (play.observer.missing, play.observer.abandoned) == (1, [])
 
 
 @pytest.mark.case("C48")
@@ -206,7 +206,7 @@ async def test_refusing_decoder_leaves_the_handle_to_another(body):
 
     assert_answered(downstream)
     assert play.calls == (1, 1)
-    assert play.observer.abandoned == 0
+    assert play.observer.abandoned == []
     assert play.observer.retries == [(Role.DECODE, "connect")]
 
 
@@ -218,7 +218,7 @@ async def test_handle_that_is_too_old_is_replaced():
 
     assert_answered(downstream)
     assert play.calls == (2, 1)
-    assert play.observer.abandoned == 1
+    assert play.observer.abandoned == ["released"]
 
 
 async def test_silent_decoder_is_left_after_the_first_token_timeout():
@@ -275,7 +275,7 @@ async def test_too_old_handle_does_not_raise_the_bound():
 
     assert isinstance(error, UpstreamUnreachable)
     assert play.calls == (2, 0)
-    assert play.observer.abandoned == 1
+    assert play.observer.abandoned == ["released"]
 
 
 @pytest.mark.case("C06")
@@ -408,10 +408,10 @@ async def test_internal_fields_of_a_whole_answer_stay_inside():
         pytest.param({"d": [behaviours.hang]}, CHAT, 1, 1, id="decode-whole"),
         pytest.param({"d": [behaviours.hang]}, STREAM, 1, 1, id="decode-before-the-head"),
         pytest.param(
-            {"d": [behaviours.stream([], then="hang")]}, STREAM, 2, 0, id="after-the-head"
+            {"d": [behaviours.stream([], then="hang")]}, STREAM, 2, 1, id="after-the-head"
         ),
         pytest.param(
-            {"d": [behaviours.stream([ROLE], then="hang")]}, STREAM, 2, 0, id="after-the-role"
+            {"d": [behaviours.stream([ROLE], then="hang")]}, STREAM, 2, 1, id="after-the-role"
         ),
         pytest.param(
             {"d": [behaviours.stream([ROLE, WORD], then="hang")]}, STREAM, 2, 0, id="in-the-middle"
@@ -431,7 +431,8 @@ async def test_cancelled_request_leaves_nothing(engines, body, heads, abandoned)
         play.assert_idle()
         await until(lambda: last.open_answers == 0)
         assert last.calls[0].closed_early
-        assert play.observer.abandoned == abandoned
+        await until(lambda: play.orphans.is_idle)
+        assert play.observer.abandoned == ["released"] * abandoned
         assert play.observer.attempts[-1][1] == "abandoned"
 
 

@@ -58,6 +58,11 @@ class EngineRequest:
     def is_stream(self) -> bool:
         return self.json.get("stream") is True
 
+    @property
+    def is_release(self) -> bool:
+        """Whether it is a decode that is only to be refused."""
+        return b'"max_tokens":2147483647' in self.body and b"kv_transfer_params" in self.body
+
 
 class Answer:
     """Writes one answer. Everything goes out at once, in exactly the pieces it is given in."""

@@ -102,8 +102,17 @@ class FakeEngine:
 
     @property
     def calls(self) -> list[EngineRequest]:
-        """The requests that are no health or model look-ups."""
-        return [call for call in self.requests if call.path not in behaviours.SERVICE_PATHS]
+        """The requests that are no health or model look-ups and release no handle."""
+        return [
+            call
+            for call in self.requests
+            if call.path not in behaviours.SERVICE_PATHS and not call.is_release
+        ]
+
+    @property
+    def releases(self) -> list[EngineRequest]:
+        """The requests that were only to release a handle."""
+        return [call for call in self.requests if call.is_release]
 
     @property
     def only_call(self) -> EngineRequest:
@@ -208,10 +217,19 @@ class FakeEngine:
             await route(request, answer)
         elif request.path in behaviours.SERVICE_PATHS:
             await behaviours.service_answer(request, answer)
+        elif request.is_release:
+            await self._release(request, answer)
         elif request.path in behaviours.GENERATE_PATHS and request.method == "POST":
             await self._generate(request, answer)
         else:
             await answer.json({"detail": "Not Found"}, 404)
+
+    async def _release(self, request: EngineRequest, answer: Answer) -> None:
+        """Refuse a decode after reading it, which frees the handle's blocks, as in vLLM."""
+        handle = _handle_of(request)
+        if (source := _ENGINES.get(str(handle.get("remote_engine_id")))) is not None:
+            source.let_go(str(handle.get("remote_request_id")))
+        await answer.json(behaviours.error_body("max_tokens is too large"), 400)
 
     async def _generate(self, request: EngineRequest, answer: Answer) -> None:
         if self.role == "decode" and (handle := _handle_of(request)):

@@ -77,7 +77,8 @@ class Rig:
         self.metrics.recompute_ended(self.d1.label, "resumed")
         self.metrics.recomputed_tokens("m", 5)
         self.metrics.handle_missing(self.p1)
-        self.metrics.handle_abandoned(self.p1)
+        self.metrics.handle_abandoned(self.p1, "released")
+        self.metrics.prefill_reply_lost(self.p1)
 
     def families(self):
         page = self.metrics.exposition()[0].decode()
@@ -145,6 +146,7 @@ def test_labels_are_of_closed_sets(rig):
         "role",
         "instance",
         "state",
+        "action",
         "reason",
         "policy",
         "phase",

@@ -1,0 +1,140 @@
+"""The answer of one decode attempt: from the decoder's head to the client's last byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pdproxy.core.api import GenerateRequest
+from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
+from pdproxy.core.error_events import engine_error
+from pdproxy.core.fleet import Lease
+from pdproxy.core.jsonfields import join_object, split_object
+from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.legs import Call, Handoff, Tools, decode
+from pdproxy.dispatch.ports import Downstream
+from pdproxy.dispatch.relay import StreamFacts, StreamRelay
+from pdproxy.dispatch.round import CutReply, Round
+from pdproxy.errors import Recomputed, UpstreamProtocol, UpstreamTimeout
+from pdproxy.upstream.response import Response
+
+EVENT_STREAM = "text/event-stream"
+# Finish reasons by which an engine says that the answer failed.
+FAILED_FINISHES = frozenset({"error", "abort"})
+
+
+class Delivery:
+    """Brings the answers of one exchange's decode attempts to its client."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        request: GenerateRequest,
+        call: Call,
+        downstream: Downstream,
+        round_: Round,
+    ) -> None:
+        self._tools = tools
+        self._request = request
+        self._call = call
+        self._downstream = downstream
+        self._round = round_
+
+    async def answer(self, lease: Lease, handoff: Handoff) -> None:
+        """Ask the leased decoder and pass on what it says.
+
+        Raises:
+            PDProxyError: it did not answer whole.
+        """
+        tools, request = self._tools, self._request
+        started = tools.clock()
+        async with decode(tools, request, self._call, lease, handoff) as response:
+            if not (response.header("content-type") or "").lower().startswith(EVENT_STREAM):
+                handoff.release()
+                await self._respond(response, handoff)
+                return
+            self._round.note(handoff)
+            relay = self._relay_for(response, handoff)
+            await self._open(relay, started)
+            handoff.is_pulled = True
+            handoff.release()
+            await self._downstream.start(response.headers)
+            relay.attach(self._downstream)
+            try:
+                await relay.finished()
+            finally:
+                self._settle(relay.facts, handoff)
+            if relay.facts.error is not None:
+                error = engine_error(relay.facts.error)
+                error.is_told = True
+                raise error
+
+    def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
+        request, tools = self._request, self._tools
+        account, observer = self._call.account, tools.observer
+        new_keeper = self._round.new_keeper
+        relay = StreamRelay(
+            response,
+            choices=request.choices,
+            cached_tokens=handoff.cached_tokens,
+            stops=request.stops,
+            max_event_bytes=tools.rules.max_event_bytes,
+            pulse=account.pulse,
+            clock=tools.clock,
+            on_full=lambda: observer.pulse_full(account),
+            keeper=None if new_keeper is None else new_keeper(),
+            is_enough=self._round.is_enough,
+        )
+        self._round.facts = relay.facts
+        response.pipe(relay)
+        return relay
+
+    async def _open(self, relay: StreamRelay, started: float) -> None:
+        """Wait for the first sign of generation, within what is left of the first-token timeout."""
+        limit_s = self._tools.rules.first_token_s
+        if limit_s is not None:
+            limit_s = max(0.0, limit_s - (self._tools.clock() - started))
+        try:
+            async with asyncio.timeout(limit_s):
+                await relay.opening()
+        except TimeoutError:
+            text = "the decoder sent no event within the first-token timeout"
+            raise UpstreamTimeout(text, phase="first_token") from None
+
+    def _settle(self, facts: StreamFacts | ChunkFacts, handoff: Handoff) -> None:
+        """Write what the answer said into the account."""
+        account, tools, request = self._call.account, self._tools, self._request
+        account.finish_reasons.extend(facts.finished.values())
+        usage = facts.usage
+        prompt_tokens = handoff.prompt_tokens if usage is None else usage.prompt_tokens
+        output_tokens = None if usage is None else usage.completion_tokens
+        account.count(prompt_tokens, handoff.cached_tokens, output_tokens)
+        if output_tokens is not None:
+            tools.outputs.observe(request.model, output_tokens // request.choices)
+        if FAILED_FINISHES.intersection(facts.finished.values()):
+            account.fail(Outcome.ENGINE_ERROR, "an answer ended with finish_reason error or abort")
+
+    async def _respond(self, response: Response, handoff: Handoff) -> None:
+        """Pass a whole JSON answer on; only the prefiller's figure for cached tokens goes in."""
+        clock, pulse = self._tools.clock, self._call.account.pulse
+        body = await response.read(self._tools.rules.max_answer_bytes)
+        handoff.is_pulled = True
+        began = clock()
+        try:
+            fields = split_object(body)
+        except ValueError as error:
+            text = "the decoder's answer is not JSON"
+            raise UpstreamProtocol(text, detail=str(error)) from None
+        facts = self._round.facts = read_body(fields, user_stops=self._request.stops)
+        self._round.note(handoff)
+        if facts.recomputed:
+            self._round.cut = CutReply(response.headers, fields, facts.recomputed)
+            raise Recomputed("the decoder ran out of KV cache before the answer ended")
+        self._settle(facts, handoff)
+        kept = strip_internal(fields)
+        body = body if kept is fields else join_object(kept)
+        if handoff.cached_tokens is not None:
+            body = with_cached_tokens(body, handoff.cached_tokens)
+        if self._round.new_keeper is not None:
+            body = self._round.new_keeper().hide(body)
+        pulse.work_s += clock() - began
+        await self._downstream.respond(response.status, response.headers, body)
