@@ -131,6 +131,15 @@ class NoInstance(PDProxyError):
     retry_after_s: ClassVar[int] = 1
 
 
+class ShuttingDown(PDProxyError):
+    """The proxy ends, and the request has had all the time there was; another proxy may take it."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "shutting_down"
+    retry_after_s: ClassVar[int] = 1
+
+
 class Overloaded(PDProxyError):
     """The proxy is at one of its own limits."""
 

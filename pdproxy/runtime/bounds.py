@@ -74,10 +74,15 @@ class Bounds(BaseSettings):
         "themselves after 30 s and more",
     )
     models_timeout: types.PositiveDuration = _timeout(3.0, "for one engine to answer /v1/models")
+    shutdown_delay: types.Duration = _timeout(
+        0.0,
+        "requests are still accepted after SIGTERM while /ready says 503; what a load balancer "
+        "needs to see that",
+    )
     shutdown_grace: types.Duration = _timeout(
-        30.0,
-        "for requests to end after SIGTERM before they are cut, 0: at once; Kubernetes kills "
-        "after 30 s by default",
+        25.0,
+        "for requests to end after SIGTERM and --shutdown-delay before they are cut, 0: at once; "
+        "below the 30 s after which Kubernetes kills",
     )
 
     # --- Limits

@@ -57,18 +57,17 @@ def run(settings: Settings) -> int:
     sys.stdout.flush()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, sockets))
+            return runner.run(_serve(settings, sockets))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ClusterError as error:
         sys.stderr.write(f"pdproxy: the demo's engines did not start: {error}\n")
         return EXIT_FAILED
-    return 0
 
 
-async def _serve(settings: Settings, sockets: list[socket.socket]) -> None:
+async def _serve(settings: Settings, sockets: list[socket.socket]) -> int:
     async with processes(ENGINES) as cluster:
-        await serve_until_signal(_with_engines(settings, cluster), sockets, _announce)
+        return await serve_until_signal(_with_engines(settings, cluster), sockets, _announce)
 
 
 def _with_engines(settings: Settings, cluster: Cluster) -> Settings:

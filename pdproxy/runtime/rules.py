@@ -14,6 +14,7 @@ from pdproxy.errors import ConfigError
 from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.watch import RosterRules
 from pdproxy.server.context import ServerRules
+from pdproxy.server.shutdown import ShutdownRules
 from pdproxy.upstream.limits import ClientLimits, Timeouts
 
 
@@ -64,6 +65,11 @@ def release_rules(settings: Settings) -> ReleaseRules:
         max_waiting=settings.kv_release_queue,
         limit_s=settings.kv_release_timeout,
     )
+
+
+def shutdown_rules(settings: Settings) -> ShutdownRules:
+    """Return how much time requests have at the end."""
+    return ShutdownRules(delay_s=settings.shutdown_delay, grace_s=settings.shutdown_grace)
 
 
 def client_limits(settings: Settings) -> ClientLimits:

@@ -44,10 +44,12 @@ from pdproxy.runtime.rules import (
     release_rules,
     roster_rules,
     server_rules,
+    shutdown_rules,
 )
 from pdproxy.runtime.settings import Settings
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
+from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
 from pdproxy.upstream.prober import Prober
 
@@ -58,6 +60,8 @@ logger = logging.getLogger(__name__)
 FIRST_PROBES_S = 1.0
 # For the answer to the proxy's own question at start; a loaded machine is slow to start.
 SELF_CHECK_S = 10.0
+# For the clients of cut requests to be told; one that does not read is not waited for longer.
+TELLING_S = 0.5
 _REPORTED = ("aiohttp", "uvloop", "httptools", "msgspec", "orjson", "pydantic-settings")
 
 
@@ -69,7 +73,7 @@ class Worker:
     port: int
     fleet: Fleet
     metrics: Metrics
-    stop: asyncio.Event
+    shutdown: Shutdown
 
 
 class Reporter(Metrics):
@@ -127,8 +131,7 @@ def run(settings: Settings) -> int:
     setup_logging(settings.log_level, settings.log_format)
     sockets = bind(settings.host, settings.port, settings.listen_backlog)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve_until_signal(settings, sockets))
-    return 0
+        return runner.run(serve_until_signal(settings, sockets))
 
 
 @asynccontextmanager
@@ -138,7 +141,7 @@ async def serving(
     """Serve on sockets that listen already, or on the settings' address; close them in the end."""
     if sockets is None:
         sockets = bind(settings.host, settings.port, settings.listen_backlog)
-    clock, stop = time.monotonic, asyncio.Event()
+    clock, shutdown = time.monotonic, Shutdown()
     rng = random.Random(settings.seed)
     ids = random.SystemRandom()
     fleet = _make_fleet(settings, rng)
@@ -175,14 +178,14 @@ async def serving(
             history=recorder,
             clock=clock,
             rng=ids,
-            is_stopping=stop.is_set,
+            shutdown=shutdown,
         )
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)
             site = metrics_site(context, bind_metrics(settings))
             async with site, _listening(settings, context, sockets):
                 host, port = sockets[0].getsockname()[:2]
-                yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, stop=stop)
+                yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, shutdown=shutdown)
         finally:
             await orphans.close()
             await roster.stop()
@@ -203,7 +206,7 @@ async def _listening(
         keepalive_timeout=settings.keepalive_timeout,
         max_line_size=settings.max_header_bytes,
         max_field_size=settings.max_header_bytes,
-        shutdown_timeout=settings.shutdown_grace,
+        shutdown_timeout=TELLING_S,
         tcp_keepalive=True,
     )
     await runner.setup()
@@ -217,11 +220,15 @@ async def _listening(
         for s in sockets
     ]
     logger.info("at most %d client connections at once", limit)
+    rules = shutdown_rules(settings)
     try:
         yield
     finally:
+        await context.shutdown.delay(rules)
         for each in servers:
             each.close()
+        server.pre_shutdown()  # closes the connections that wait for a request
+        await context.shutdown.finish(rules)
         await runner.cleanup()
 
 
@@ -229,19 +236,24 @@ async def serve_until_signal(
     settings: Settings,
     sockets: list[socket.socket],
     announce: Callable[[Worker], None] | None = None,
-) -> None:
-    """Serve until SIGTERM or SIGINT; `announce` is called once the proxy answers."""
+) -> int:
+    """Serve until SIGTERM or SIGINT; `announce` is called once the proxy answers.
+
+    Returns:
+        The exit code: 0 if all requests ended by themselves, else 1.
+    """
     loop = asyncio.get_running_loop()
     async with serving(settings, sockets) as worker:
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, worker.stop.set)
+            loop.add_signal_handler(number, worker.shutdown.begin)
         _report_start(settings, worker)
         await _check_self(settings, worker)
         if announce is not None:
             announce(worker)
-        await worker.stop.wait()
+        await worker.shutdown.begun()
         logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
     logger.info("stopped")
+    return 1 if worker.shutdown.cut else 0
 
 
 async def _check_self(settings: Settings, worker: Worker) -> None:

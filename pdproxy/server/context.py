@@ -12,6 +12,7 @@ from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
+from pdproxy.server.shutdown import Shutdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,5 +119,9 @@ class Context:
     history: HistorySource
     clock: Callable[[], float]
     rng: random.Random
-    is_stopping: Callable[[], bool]
+    shutdown: Shutdown
     running: dict[int, Account] = field(default_factory=dict)
+
+    def is_stopping(self) -> bool:
+        """Whether the proxy is ending, so that balancers are to stay away."""
+        return self.shutdown.has_begun

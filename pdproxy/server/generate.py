@@ -69,9 +69,10 @@ async def counted(
     context.observer.request_started(endpoint)
     context.running[id(account)] = account
     try:
-        check_admission(rules, request)
-        await work(account, downstream)
-        await downstream.finish()
+        with context.shutdown.running():
+            check_admission(rules, request)
+            await work(account, downstream)
+            await downstream.finish()
         account.status = downstream.status
     except PDProxyError as error:
         await _answer_failure(account, downstream, error)

@@ -28,6 +28,7 @@ from pdproxy.runtime.rules import client_limits, dispatch_rules, server_rules
 from pdproxy.runtime.sources import load_settings
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
+from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
 from tests.fakes.answer import Answer, EngineRequest
 from tests.fakes.behaviours import Behaviour
@@ -176,7 +177,7 @@ async def stage_of(
             history=Recorder(),
             clock=time.monotonic,
             rng=rng,
-            is_stopping=lambda: False,
+            shutdown=Shutdown(),
         )
         stage = Stage(0, fleet, metrics, engine_client, engines, anomalies)
         for engine in engines:

@@ -1,7 +1,7 @@
 """The real proxy for tests: the `pdproxy` command as a process.
 
 Rule: at the end it gets SIGTERM, must exit with 0 within a bound, and its log must hold no
-traceback, unless the test says otherwise.
+traceback, unless the test says otherwise, and no task that was left behind.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ async def running_proxy(
     env: Mapping[str, str] | None = None,
     command: Sequence[str] | None = None,
     allow_traceback: bool = False,
+    exit_code: int = 0,
 ) -> AsyncIterator[ProxyProcess]:
     """Run the real command in front of these engines (or `host:port` texts) until the block ends.
 
@@ -100,6 +101,7 @@ async def running_proxy(
         env: additions to the environment.
         command: what runs pdproxy, if not this Python with `-m pdproxy`.
         allow_traceback: do not fail for a traceback in the log.
+        exit_code: what it must end with.
     """
     port = free_port()
     argv = [*(command or (sys.executable, "-m", "pdproxy"))]
@@ -116,7 +118,7 @@ async def running_proxy(
         assert not reading.done(), proxy.log_text()
         await waiting
         yield proxy
-        await _end(proxy, reading, allow_traceback=allow_traceback)
+        await _end(proxy, reading, exit_code, allow_traceback=allow_traceback)
     finally:
         if process.returncode is None:
             process.kill()
@@ -180,14 +182,18 @@ async def _is_ok(port: int, path: str) -> bool:
         return False
 
 
-async def _end(proxy: ProxyProcess, reading: asyncio.Task[None], *, allow_traceback: bool) -> None:
+async def _end(
+    proxy: ProxyProcess, reading: asyncio.Task[None], exit_code: int, *, allow_traceback: bool
+) -> None:
     if proxy.process.returncode is None:
         proxy.process.send_signal(signal.SIGTERM)
     async with asyncio.timeout(STOP_S):
         code = await proxy.process.wait()
         await asyncio.wait({reading})
     log = proxy.log_text()
-    assert code == 0, log
+    assert code == exit_code, log
+    assert "was destroyed but it is pending" not in log, log
+    assert "was never awaited" not in log, log
     assert allow_traceback or "Traceback" not in log, log
 
 

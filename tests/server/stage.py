@@ -16,6 +16,7 @@ from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.server.context import Context, ServerRules
+from pdproxy.server.shutdown import Shutdown
 from tests.dispatch.stage import Stage
 from tests.dispatch.stage import stage as engines
 
@@ -96,7 +97,6 @@ class Server:
     requests: FakeRequests
     roster: FakeRoster
     recorder: Recorder
-    is_stopping: bool = False
     port: int = 0
 
     @property
@@ -126,7 +126,7 @@ async def server(
             history=recorder,
             clock=time.monotonic,
             rng=random.Random(0),
-            is_stopping=lambda: made.is_stopping,
+            shutdown=Shutdown(),
         )
         made = Server(context, play, requests, roster, recorder)
         yield made

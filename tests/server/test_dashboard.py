@@ -102,7 +102,7 @@ async def test_data_is_not_kept_by_caches():
 
 async def test_data_tells_of_the_proxy_and_of_what_ended():
     async with application() as made:
-        made.is_stopping = True
+        made.context.shutdown.begin()
         made.requests.started.append("/v1/models")
         account = Account("id", "/v1/chat/completions", "peer", Timeline(0.0), output_tokens=5)
         made.recorder.request_finished(account)

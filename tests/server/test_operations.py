@@ -57,7 +57,8 @@ async def test_metrics_have_their_type():
 )
 async def test_readiness_needs_both_roles_and_no_end_in_sight(p, d, is_stopping, status):
     async with application(p=p, d=d) as made:
-        made.is_stopping = is_stopping
+        if is_stopping:
+            made.context.shutdown.begin()
         reply = await get(made.port, "/ready")
 
     assert reply.status == status
