@@ -52,25 +52,12 @@ async def counted(
 ) -> web.StreamResponse:
     """Run `work` as one counted and logged request; turn its failure into a truthful answer."""
     account = open_account(context, request, endpoint)
-    rules = context.rules
-    is_asked = rules.debug_headers and request.headers.get(ASKING_HEADER) == "1"
-
-    def told(is_stream: bool) -> Headers:
-        now = context.clock()
-        return told_headers(account, now, is_stream=is_stream, is_asked=is_asked)
-
-    downstream = ClientDownstream(
-        request,
-        account.request_id,
-        buffer_bytes=rules.buffer_bytes,
-        write_stall_s=rules.write_stall_s,
-        told=told,
-    )
+    downstream = _downstream(context, request, account)
     context.observer.request_started(endpoint)
     context.running[id(account)] = account
     try:
         with context.shutdown.running():
-            check_admission(rules, request)
+            check_admission(context.rules, request)
             await work(account, downstream)
             await downstream.finish()
         account.status = downstream.status
@@ -92,6 +79,23 @@ async def counted(
         del context.running[id(account)]
         context.observer.request_finished(account)
     return downstream.response or web.Response(status=CLIENT_CLOSED)
+
+
+def _downstream(context: Context, request: web.Request, account: Account) -> ClientDownstream:
+    rules = context.rules
+    is_asked = rules.debug_headers and request.headers.get(ASKING_HEADER) == "1"
+
+    def told(is_stream: bool) -> Headers:
+        now = context.clock()
+        return told_headers(account, now, is_stream=is_stream, is_asked=is_asked)
+
+    return ClientDownstream(
+        request,
+        account.request_id,
+        buffer_bytes=rules.buffer_bytes,
+        write_stall_s=rules.write_stall_s,
+        told=told,
+    )
 
 
 def _note_departure(account: Account, downstream: ClientDownstream) -> None:
