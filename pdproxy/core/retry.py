@@ -26,9 +26,11 @@ FIRST_SERVER_ERROR = 500
 
 # Growth of the wait between attempts, its spread, and its bounds in seconds.
 GROWTH = 2.0
-JITTER = 0.25
+JITTER = 0.5
 MIN_DELAY_S = 0.05
 MAX_DELAY_S = 5.0
+# For how long at most an engine's Retry-After keeps other requests away from it.
+MAX_RETRY_AFTER_S = 10.0
 
 
 class Verdict(Enum):
@@ -90,6 +92,19 @@ def is_busy(error: PDProxyError) -> bool:
     return error.engine_status == UNAVAILABLE and "retry-after" in names
 
 
+def retry_after_s(error: PDProxyError) -> float:
+    """Return for how long a busy engine asks to be left alone; 0 if it names no time.
+
+    Capped, since an engine's word must not take an instance out of service. Only a number of
+    seconds counts, as engines send it; RFC 9110, 10.2.3 allows a date, too.
+    """
+    if not isinstance(error, EngineAnswered) or not is_busy(error):
+        return 0.0
+    said = next((value for name, value in error.headers if name == "retry-after"), "")
+    is_number = said.isascii() and said.isdigit()
+    return min(MAX_RETRY_AFTER_S, float(said)) if is_number else 0.0
+
+
 def is_instance_fault(error: PDProxyError) -> bool:
     """Tell whether `error` counts against the instance's health."""
     if isinstance(error, EngineAnswered):
@@ -101,11 +116,11 @@ def is_instance_fault(error: PDProxyError) -> bool:
 def delay_s(attempt: int, base_s: float, rng: random.Random) -> float:
     """Return the wait in seconds before the attempt after `attempt` (1 for the first).
 
-    Doubling from `base_s`, a quarter up or down at random, so that clients that failed together
-    do not come back together; never below MIN_DELAY_S, never above MAX_DELAY_S.
+    Doubling from `base_s`, up to a half longer at random, so that clients that failed together do
+    not come back together; never below MIN_DELAY_S, never above MAX_DELAY_S.
     """
     grown = base_s * GROWTH ** (attempt - 1)
-    spread = grown * rng.uniform(1 - JITTER, 1 + JITTER)
+    spread = grown * rng.uniform(1, 1 + JITTER)
     return min(MAX_DELAY_S, max(MIN_DELAY_S, spread))
 
 

@@ -39,16 +39,23 @@ class Attempts:
     moved: Phase | None = None
     _last: dict[Role, tuple[Instance, Phase]] = field(default_factory=dict)
 
-    def lease(self, fleet: Fleet, role: Role, cost: Cost) -> Lease:
+    def lease(
+        self, fleet: Fleet, role: Role, cost: Cost, avoid: Collection[Instance] = ()
+    ) -> Lease:
         """Lease an instance for the next attempt: one that has not failed, if there is one.
+
+        Those in `avoid` are left out, too, as long as one remains that has not failed.
 
         Raises:
             NoInstance: there is none at all.
         """
-        avoid: Collection[Instance] = self.failed[role]
-        if avoid and not self.is_other_free(fleet, role):
-            avoid = self.busy[role]
-        lease = fleet.lease(role, cost, avoid=avoid)
+        failures: Collection[Instance] = self.failed[role]
+        if failures and not self.is_other_free(fleet, role):
+            failures = self.busy[role]
+        both: Collection[Instance] = {*failures, *avoid} if avoid else failures
+        if avoid and all(instance in both for instance in fleet.available(role)):
+            both = failures
+        lease = fleet.lease(role, cost, avoid=both)
         self.made[role] += 1
         failed, phase = self._last.get(role, (lease.instance, None))
         self.moved = phase if failed is not lease.instance else None

@@ -97,7 +97,8 @@ class Exchange:
         if attempts.last is not None and attempts.made[Role.PREFILL] >= tools.rules.max_attempts:
             raise attempts.last
         while True:
-            lease = attempts.lease(tools.fleet, Role.PREFILL, cost)
+            avoid = tools.pauses.current(tools.clock())
+            lease = attempts.lease(tools.fleet, Role.PREFILL, cost, avoid)
             call.account.prefill_attempts += 1
             try:
                 with attempts.following(Role.PREFILL, tools.observer):
@@ -116,7 +117,8 @@ class Exchange:
         """Make one decode attempt; return how to go on, None when the answer is complete."""
         tools, request, call = self._tools, self._request, self._call
         cost = decode_cost(tools, request, handoff.prompt_tokens)
-        with self._attempts.lease(tools.fleet, Role.DECODE, cost) as lease:
+        avoid = tools.pauses.current(tools.clock())
+        with self._attempts.lease(tools.fleet, Role.DECODE, cost, avoid) as lease:
             call.account.decode_attempts += 1
             try:
                 with self._attempts.following(Role.DECODE, tools.observer):
@@ -163,7 +165,8 @@ class Exchange:
         if is_last:
             raise busy_answer or error
         tools.observer.retried(role, failure_reason(error))
-        if not is_other_free:
+        # One failure is one engine's; after two, others may be as badly off.
+        if not is_other_free or made > 1:
             await asyncio.sleep(delay_s(made, tools.rules.retry_delay_s, tools.rng))
         return verdict
 

@@ -15,7 +15,8 @@ from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_id
 from pdproxy.core.jsonfields import Raw, split_object
 from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
-from pdproxy.core.retry import is_instance_fault
+from pdproxy.core.pauses import Pauses
+from pdproxy.core.retry import is_instance_fault, retry_after_s
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.orphans import Orphan, Orphans
@@ -43,6 +44,7 @@ class Tools:
     clock: Callable[[], float]
     rng: random.Random
     orphans: Orphans
+    pauses: Pauses = field(default_factory=Pauses)
     abilities: AbilityBook = field(default_factory=AbilityBook)
 
 
@@ -282,6 +284,8 @@ async def attempt(tools: Tools, lease: Lease) -> AsyncIterator[None]:
             certain = isinstance(error, UpstreamError) and error.reason == "connect"
             why = error.detail or error.message
             tools.fleet.report_failure(instance, certain=certain, why=why)
+        elif pause_s := retry_after_s(error):
+            tools.pauses.note(instance, tools.clock() + pause_s)
         raise
     except BaseException:  # the client left: a cancellation, or a broken connection to it
         tools.observer.attempt_finished(instance, "abandoned", tools.clock() - started)

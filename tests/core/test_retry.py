@@ -6,11 +6,14 @@ from pdproxy.core.instance import Role
 from pdproxy.core.retry import (
     JITTER,
     MAX_DELAY_S,
+    MAX_RETRY_AFTER_S,
     MIN_DELAY_S,
     Verdict,
     delay_s,
     is_instance_fault,
+    is_reply_lost,
     judge,
+    retry_after_s,
     was_never_sent,
 )
 from pdproxy.errors import (
@@ -21,6 +24,7 @@ from pdproxy.errors import (
     Overloaded,
     PDProxyError,
     RecomputeUnsupported,
+    UpstreamError,
     UpstreamLost,
     UpstreamProtocol,
     UpstreamTimeout,
@@ -109,12 +113,36 @@ def test_delay_keeps_its_bounds(base_s, attempt):
     assert max(delays) <= MAX_DELAY_S
 
 
-def test_delay_doubles_and_scatters_around_it():
+def test_delay_doubles_and_scatters_above_it():
     rng = random.Random(7)
     delays = {attempt: [delay_s(attempt, 0.2, rng) for _ in range(200)] for attempt in (1, 2, 3)}
 
     for attempt, seen in delays.items():
         middle = 0.2 * 2 ** (attempt - 1)
-        assert min(seen) >= middle * (1 - JITTER)
+        assert min(seen) >= middle
         assert max(seen) <= middle * (1 + JITTER)
-        assert max(seen) - min(seen) > middle * JITTER
+        assert max(seen) - min(seen) > middle * JITTER / 2
+
+
+@pytest.mark.case("C73")
+@pytest.mark.parametrize(
+    ("error", "pause_s"),
+    [
+        (answered(503, retry_after="3"), 3.0),
+        (answered(429, retry_after="3"), 3.0),
+        (answered(429, retry_after="86400"), MAX_RETRY_AFTER_S),
+        (answered(429, retry_after="-1"), 0.0),
+        (answered(429, retry_after="Fri, 31 Dec 1999 23:59:59 GMT"), 0.0),
+        (answered(429), 0.0),
+        (answered(500, retry_after="3"), 0.0),
+        (UpstreamLost("x"), 0.0),
+    ],
+)
+def test_busy_engine_is_left_alone_for_the_time_it_names(error, pause_s):
+    assert retry_after_s(error) == pause_s
+
+
+@pytest.mark.parametrize(("error", "decode", "prefill", "is_fault"), RULES)
+def test_reply_is_lost_if_the_request_was_sent_and_not_answered(error, decode, prefill, is_fault):
+    is_lost = isinstance(error, UpstreamError) and not was_never_sent(error)
+    assert is_reply_lost(error) is is_lost
