@@ -17,20 +17,31 @@ STATES = tuple(state for state in State if state is not State.GONE)
 
 
 class FleetCollector(Collector):
-    """Reads state and load of the instances; those that are gone have no series."""
+    """Reads state and load of the instances; those that are gone have no series.
+
+    The fleet belongs to the event loop, while metrics may be written by another thread. So what it
+    says is read by a call of its own.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
         """Make a collector for a fleet."""
         self._fleet = fleet
+        self.read()
+
+    def read(self) -> None:
+        """Take the state of the fleet as it is now, for the next `collect`."""
+        instances = [i for role in Role for i in self._fleet.instances(role)]
+        self._gauges = (
+            *self._states(instances),
+            *self._loads(instances),
+            *self._capacities(instances),
+        )
 
     def collect(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self,
     ) -> Iterator[Metric]:
         """Yield the gauges of all instances."""
-        instances = [i for role in Role for i in self._fleet.instances(role)]
-        yield from self._states(instances)
-        yield from self._loads(instances)
-        yield from self._capacities(instances)
+        yield from self._gauges
 
     def _states(self, instances: list[Instance]) -> Iterator[Metric]:
         up = _gauge("up", "1 if it may get requests.")

@@ -6,6 +6,9 @@ them; a client cannot make series.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.gc_collector import GCCollector
@@ -36,6 +39,8 @@ class Metrics:
         self._fleet = fleet
         self._models: set[str] = set()
         self._begun: set[tuple[str, str, str]] = set()
+        self._writing = threading.Lock()
+        self._shown: set[Instance] = set()
         self._in_flight = 0
         self._made = Instruments(self.registry)
         for role in Role:
@@ -49,7 +54,8 @@ class Metrics:
             multiprocess_mode="max",
         )
         build.labels(__version__).set(1)
-        self.registry.register(FleetCollector(fleet))
+        self._gauges = FleetCollector(fleet)
+        self.registry.register(self._gauges)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -80,19 +86,15 @@ class Metrics:
         """Requests begun and not finished."""
         return self._in_flight
 
-    def exposition(self, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics in the format that a scraper accepts, and its content type.
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
+        """Return what `exposition` does; a thread writes it, since that takes too long here."""
+        self._prepare()
+        return await asyncio.to_thread(self._written, accept)
 
-        Series of instances long gone are left out.
-        """
-        instances = [i for role in Role for i in self._fleet.instances(role)]
-        known = {(role, i.label) for i in instances for role in (i.role.value, None)}
-        for counter in self._made.by_instance:
-            _forget_others(counter, known)
-        for instance in instances:
-            self._made.begin_instance(instance.role, instance.label)
-        encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+    def exposition(self, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics in the format that a scraper accepts, and its content type."""
+        self._prepare()
+        return self._written(accept)
 
     # --- dispatch: what happens on the way
 
@@ -152,6 +154,23 @@ class Metrics:
         self._made.replies_lost.labels(instance.label).inc()
 
     # --- inside
+
+    def _prepare(self) -> None:
+        """Read the fleet, on the loop; let the series of new instances begin."""
+        self._gauges.read()
+        instances = {i for role in Role for i in self._fleet.instances(role)}
+        for instance in instances - self._shown:
+            self._made.begin_instance(instance.role, instance.label)
+        self._shown = instances
+
+    def _written(self, accept: str) -> tuple[bytes, str]:
+        """Write the page, without series of instances that are gone."""
+        encode, content_type = choose_encoder(accept)
+        known = {(role, i.label) for i in self._shown for role in (i.role.value, None)}
+        with self._writing:
+            for counter in self._made.by_instance:
+                _forget_others(counter, known)
+            return encode(self.registry), content_type
 
     def _begin(self, endpoint: str, model: str, stream: str) -> None:
         key = (endpoint, model, stream)

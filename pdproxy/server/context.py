@@ -64,7 +64,7 @@ class RequestObserver(Protocol):
         """Requests begun and not finished."""
         ...
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics in the format that an `Accept` header asks for, and its type."""
         ...
 

@@ -54,7 +54,7 @@ class FakeRequests:
     def in_flight(self) -> int:
         return len(self.started) - len(self.finished)
 
-    def exposition(self, accept: str) -> tuple[bytes, str]:
+    async def scrape(self, accept: str) -> tuple[bytes, str]:
         return b"# metrics\n", "text/plain; version=0.0.4; charset=utf-8"
 
 
