@@ -1,36 +1,40 @@
 """Answers under a storm of recomputes: real processes, decoders with far too little KV cache.
 
-    python -m benchmarks.recompute --requests 10000
+    python -m benchmarks.recompute --requests 10000 --output benchmarks/results/recompute-auto.json
 
 Starts 2 simulated prefillers, 2 decoders whose KV cache holds a fraction of what is asked, a
 plain engine with room for all, and the proxy. Every answer that comes through is compared
 with the plain engine's: text, finish reason, token counts. Exits 1 if one differs or is lost, if
-fewer than a third were recomputed, or if anything is still held in the end.
+fewer than a third were recomputed one to five times, or if anything is still held in the end.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import platform
 import random
 import re
-import socket
 import sys
 import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import orjson
 
+from benchmarks.proxy import running
 from pdproxy.sim.cluster import Cluster, processes
 from pdproxy.sim.config import SimConfig
 
 MODEL = "sim"
 WORDS = ("the", "a", "river", "stone", "light", "over", "under", "runs", "sleeps", "old", "new")
 KINDS = 200  # different requests; each is asked of the plain engine once
+MANY = 5  # recomputes of one request up to which it counts as recomputed a few times
 Answer = tuple[object, ...]
 
 
@@ -48,7 +52,7 @@ def make_body(rng: random.Random) -> tuple[str, dict[str, Any]]:
     text = " ".join(rng.choices(WORDS, k=rng.randrange(4, 40)))
     body: dict[str, Any] = {
         "model": MODEL,
-        "max_tokens": rng.randrange(60, 160),
+        "max_tokens": rng.randrange(20, 80),
         "ignore_eos": True,
         "temperature": 0,
         "stream": rng.random() < 0.7,
@@ -107,7 +111,9 @@ async def run(args: argparse.Namespace) -> int:
         decoders = await stack.enter_async_context(
             processes(small, prefiller_ports=(), decoder_ports=(0, 0))
         )
-        port = await start_proxy(stack, prefillers, decoders, args)
+        limits = ("--max-rounds", str(args.max_rounds), "--token-ids", args.token_ids)
+        proxy = running(prefillers.prefillers, decoders.decoders, *limits)
+        url = await stack.enter_async_context(proxy)
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=None)
         session = await stack.enter_async_context(
@@ -116,42 +122,13 @@ async def run(args: argparse.Namespace) -> int:
         kinds = [make_body(rng) for _ in range(min(KINDS, args.requests))]
         print(f"asking the plain engine {len(kinds)} requests ...", flush=True)
         wanted = [await ask(session, plain.decoders[0].url + path, body) for path, body in kinds]
-        started = time.monotonic()
-        score = await storm(session, f"http://127.0.0.1:{port}", kinds, wanted, args)
-        took_s = time.monotonic() - started
+        began_s = time.monotonic()
+        score = await storm(session, url, kinds, wanted, args)
+        took_s = time.monotonic() - began_s
         await asyncio.sleep(2)
-        held = await what_is_held(session, port, prefillers, decoders)
-        text = await (await session.get(f"http://127.0.0.1:{port}/metrics")).text()
+        held = await what_is_held(session, url, prefillers, decoders)
+        text = await (await session.get(f"{url}/metrics")).text()
         return report(args, score, took_s, held, text)
-
-
-async def start_proxy(
-    stack: AsyncExitStack, prefillers: Cluster, decoders: Cluster, args: argparse.Namespace
-) -> int:
-    """Start the real command; return its port once it is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    command = [sys.executable, "-m", "pdproxy", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--log-level", "ERROR", "--max-rounds", str(args.max_rounds)]
-    command += ["--prefillers", *(f"127.0.0.1:{child.port}" for child in prefillers.prefillers)]
-    command += ["--decoders", *(f"127.0.0.1:{child.port}" for child in decoders.decoders)]
-    process = await asyncio.create_subprocess_exec(*command)
-
-    async def stop() -> None:
-        process.terminate()
-        await process.wait()
-
-    stack.push_async_callback(stop)
-    async with aiohttp.ClientSession(trust_env=False) as session, asyncio.timeout(30):
-        while True:
-            try:
-                async with session.get(f"http://127.0.0.1:{port}/ready") as response:
-                    if response.status == 200:
-                        return port
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.05)
 
 
 async def storm(
@@ -189,15 +166,16 @@ def note(score: Score, number: int, got: Answer, wanted: Answer) -> None:
 
 
 async def what_is_held(
-    session: aiohttp.ClientSession, port: int, prefillers: Cluster, decoders: Cluster
+    session: aiohttp.ClientSession, url: str, prefillers: Cluster, decoders: Cluster
 ) -> list[str]:
     """Return what is not at zero: loads of the proxy, running requests and handles of engines."""
     pattern = (
         r"^(pdproxy_(?:requests_in_flight|instance_(?:requests_in_flight|load_tokens|kv_tokens))"
     )
-    pattern += r"\{[^}]*\}|vllm:num_requests_(?:running|waiting)\{[^}]*\}) ([0-9.e+-]+)$"
+    pattern += r"\{[^}]*\}|(?:vllm:num_requests_(?:running|waiting)|sim:pinned_handles)\{[^}]*\})"
+    pattern += r" ([0-9.e+-]+)$"
     held: list[str] = []
-    urls = [f"http://127.0.0.1:{port}"]
+    urls = [url]
     urls += [child.url for child in (*prefillers.prefillers, *decoders.decoders)]
     for url in urls:
         text = await (await session.get(f"{url}/metrics")).text()
@@ -210,28 +188,39 @@ async def what_is_held(
 def report(
     args: argparse.Namespace, score: Score, took_s: float, held: list[str], text: str
 ) -> int:
-    """Print what was seen; return the exit code."""
-    counts = Counter(
-        {
-            result: int(float(value))
-            for result, value in re.findall(
-                r'^pdproxy_recomputes_total\{[^}]*result="(\w+)"\} ([0-9.e+]+)$', text, re.MULTILINE
-            )
-        }
-    )
-    found = re.search(r"^pdproxy_recompute_attempts_count ([0-9.e+]+)$", text, re.MULTILINE)
-    recomputed = int(float(found.group(1))) if found else 0
+    """Print and keep what was seen; return the exit code."""
+    pattern = r'^pdproxy_recomputes_total\{[^}]*result="(\w+)"\} (\S+)$'
+    rounds: Counter[str] = Counter()
+    for result, value in re.findall(pattern, text, re.MULTILINE):
+        rounds[result] += int(float(value))
     pattern = r'^pdproxy_recompute_attempts_bucket\{le="(\S+)"\} (\S+)$'
-    buckets = re.findall(pattern, text, re.MULTILINE)
-    print(f"requests {args.requests}, concurrency {args.concurrency}, {took_s:.1f} s")
-    print(f"right {score.right}, wrong {len(score.wrong)}, failed {len(score.failed)}")
-    print(f"recomputed requests {recomputed} ({100 * recomputed / args.requests:.0f} %)")
-    print("further rounds per request, up to: " + ", ".join(f"{le}: {n}" for le, n in buckets))
-    print(f"rounds by result (of the last instance listed): {dict(counts)}")
+    buckets = {le: int(float(n)) for le, n in re.findall(pattern, text, re.MULTILINE)}
+    few = buckets.get(f"{MANY}.0", 0)
+    is_good = score.right == args.requests and not held and few * 3 >= args.requests
+    seen = {
+        "requests": args.requests,
+        "concurrency": args.concurrency,
+        "blocks_per_decoder": args.blocks,
+        "token_ids": args.token_ids,
+        "seconds": round(took_s, 1),
+        "right": score.right,
+        "wrong": len(score.wrong),
+        "failed": len(score.failed),
+        "recomputed": buckets.get("+Inf", 0),
+        f"recomputed_1_to_{MANY}_times": few,
+        "recomputed_up_to_times": buckets,
+        "further_rounds": dict(rounds),
+        "still_held_afterwards": len(held),
+        "is_good": is_good,
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+    written = orjson.dumps(seen, option=orjson.OPT_INDENT_2).decode() + "\n"
+    print(written, end="")
     for line in (score.wrong + score.failed)[:5] + held[:10]:
         print("  " + line)
-    is_good = score.right == args.requests and not held and recomputed * 3 >= args.requests
-    print("good" if is_good else "NOT good")
+    if args.output:
+        Path(args.output).write_text(written)
     return 0 if is_good else 1
 
 
@@ -240,8 +229,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--requests", type=int, default=10_000, help="how many (10000)")
     parser.add_argument("--concurrency", type=int, default=24, help="at a time (24)")
-    parser.add_argument("--blocks", type=int, default=32, help="KV blocks per decoder (32)")
+    parser.add_argument("--blocks", type=int, default=17, help="KV blocks per decoder (17)")
     parser.add_argument("--max-rounds", type=int, default=30, help="of the proxy (30)")
+    modes = ("auto", "always", "never")
+    parser.add_argument("--token-ids", choices=modes, default="auto", help="of the proxy (auto)")
+    parser.add_argument("--output", metavar="FILE", help="where to keep the result")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (1)")
     return asyncio.run(run(parser.parse_args()))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.instance import Role
@@ -75,7 +76,8 @@ class Exchange:
                 if handoff is None or self._is_stale(handoff):
                     self._drop(handoff)
                     handoff = None
-                    handoff = await self._prefill()
+                    async with self._turn():
+                        handoff = await self._prefill()
                 verdict = await self._decode(handoff)
                 if verdict is None:
                     return
@@ -86,6 +88,12 @@ class Exchange:
                     handoff = None
         finally:
             self._drop(handoff)
+
+    def _turn(self) -> AbstractAsyncContextManager[None]:
+        """Let the prefills of answers that do not get on be one per prefiller."""
+        if not self._round.is_stuck:
+            return nullcontext()
+        return self._tools.turns.turn(len(self._tools.fleet.available(Role.PREFILL)))
 
     async def _prefill(self) -> Handoff:
         """Prefill on one instance after the other until one has a hand-off."""

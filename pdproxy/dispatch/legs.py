@@ -22,6 +22,7 @@ from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.orphans import Orphan, Orphans
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.dispatch.turns import Turns
 from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamProtocol
 from pdproxy.upstream.client import EngineClient
 from pdproxy.upstream.response import Response
@@ -46,6 +47,7 @@ class Tools:
     orphans: Orphans
     pauses: Pauses = field(default_factory=Pauses)
     abilities: AbilityBook = field(default_factory=AbilityBook)
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(slots=True)

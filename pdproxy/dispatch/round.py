@@ -31,6 +31,7 @@ class Round:
         new_keeper: makes what notes the answer of one attempt as it passes; None if it is not to
             be continued.
         avoid: decoders to leave out while there are others.
+        is_stuck: the last rounds brought little, so its prefill waits for its turn.
         prompt_tokens, cached_tokens: as the prefiller of this round counted.
         exhausted: the decoder that ran out of KV cache, None if none did.
         cut: the whole reply that it gave back.
@@ -40,6 +41,7 @@ class Round:
 
     new_keeper: Callable[[], Keeper] | None = None
     avoid: Sequence[Instance] = ()
+    is_stuck: bool = False
     prompt_tokens: int = 0
     cached_tokens: int | None = None
     exhausted: Instance | None = None

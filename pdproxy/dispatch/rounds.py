@@ -38,8 +38,8 @@ from pdproxy.errors import (
     UpstreamError,
 )
 
-# New tokens up to which a round counts as one without progress.
-LITTLE_PROGRESS = 1
+# New tokens up to which a round counts as one without progress: what a KV block holds by default.
+LITTLE_PROGRESS = 16
 # One cut may need rounds for the end of the reasoning, for the content, and for other choices. The
 # factor bounds what a decoder that is lost under a large `n` can set off.
 ROUNDS_PER_CUT = 4
@@ -86,7 +86,7 @@ class Rounds:
     async def _first(self) -> bool:
         """Run the first round, again while nothing came of it; return whether all is said."""
         while True:
-            this = Round(new_keeper=self._new_keeper, avoid=self._exhausted)
+            this = Round(self._new_keeper, self._exhausted, is_stuck=self._idle > 0)
             try:
                 await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
             except PDProxyError as error:
@@ -150,7 +150,8 @@ class Rounds:
         seam = Seam(self._request, self._answer, index, resume)
         before = choice.tokens
         part = Part(self._downstream, seam, self._deliver, self._call.account.pulse)
-        this = Round(avoid=self._exhausted, is_enough=lambda: seam.end.is_stopped)
+        this = Round(avoid=self._exhausted, is_stuck=self._idle > 0)
+        this.is_enough = lambda: seam.end.is_stopped
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
         except PDProxyError as error:

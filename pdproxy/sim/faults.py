@@ -1,10 +1,14 @@
 """Failures on demand: what the next requests are to suffer, for tests of what stands in front.
 
 Each list holds one entry per coming generation request, None for none; an empty list does nothing.
-Set them on the object, or send the same names to `POST /sim/faults`.
+Set them on the object, or send the same names to `POST /sim/faults`. A request can ask for its own
+end as recomputed with the header `x-sim-recompute-after: 3`; engines that only prefill ignore it.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pdproxy.sim.config import Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,14 @@ class Faults:
             stall_after=_next(self.stall_after),
             error_after=_next(self.error_after),
         )
+
+
+def asked_for(fault: Fault, headers: Mapping[str, str], role: Role) -> Fault:
+    """What the request suffers if its headers ask for more."""
+    wanted = headers.get("x-sim-recompute-after", "")
+    if role == "prefill" or not wanted.isdecimal():
+        return fault
+    return replace(fault, recompute_after=int(wanted))
 
 
 def _next(plan: list[int | None]) -> int | None:

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from pdproxy.sim import chat_wire, completion_wire, messages_api, responses_api, scaleout_api, wire
 from pdproxy.sim.config import SimConfig
-from pdproxy.sim.faults import Fault
+from pdproxy.sim.faults import Fault, asked_for
 from pdproxy.sim.jobs import Job
 from pdproxy.sim.model import Step
 from pdproxy.sim.node import NODE, Node, json_response, read_body
@@ -78,7 +78,7 @@ async def answer(
 ) -> web.StreamResponse:
     """Run a generation request through the engine and answer it in one API's form."""
     node = request.app[NODE]
-    fault = node.faults.take()
+    fault = asked_for(node.faults.take(), request.headers, node.config.role)
     node.in_flight += 1
     try:
         if fault.status is not None or fault.drop_after == 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -76,6 +78,47 @@ async def test_storm_leaves_other_traffic_alone():
         assert_whole_stream(reply)
         assert reply.text == toy.answer(body, 3)
     assert len(prefills(stage)) == 50 * 3 + 20
+
+
+@pytest.mark.case("C31")
+@pytest.mark.parametrize("tokens", [0, 1, 2])
+async def test_storm_takes_a_fifth_of_a_prefillers_time(tokens):
+    """So other traffic keeps four fifths of its rate, however busy the prefiller is."""
+    seen: Counter[str] = Counter()
+    spans: list[tuple[float, float]] = []
+    now, most = 0, 0
+
+    async def noted(request: EngineRequest, answer: Answer) -> None:
+        nonlocal now, most
+        name = str(request.json["messages"][0]["content"])
+        seen[name] += 1
+        is_further = seen[name] > 1
+        now += is_further
+        most = max(most, now)
+        began_s = time.monotonic()
+        await asyncio.sleep(0.01)
+        if is_further:
+            spans.append((began_s, time.monotonic()))
+        now -= is_further
+        await behaviours.prefill(request, answer)
+
+    full = behaviours.recompute(tokens)
+    bodies = [
+        chat(messages=[{"role": "user", "content": f"stuck {number}"}], max_tokens=9)
+        for number in range(20)
+    ]
+
+    args = ("--max-rounds", "3", "--token-ids", "never", *HASTE)
+    async with scene([noted], [full], *args) as stage:
+        await asyncio.gather(*(stage.post(CHAT, body) for body in bodies))
+        await stage.assert_quiescent()
+
+    assert most == 1
+    assert len(spans) == 20 * 2
+    busy_s = sum(end - begin for begin, end in spans)
+    whole_s = max(end for _, end in spans) - min(begin for begin, _ in spans)
+    longest_s = max(end - begin for begin, end in spans)
+    assert busy_s <= 0.2 * whole_s + longest_s
 
 
 @pytest.mark.case("C31")

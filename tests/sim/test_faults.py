@@ -5,6 +5,7 @@ import asyncio
 import aiohttp
 import pytest
 
+from pdproxy.sim.faults import Fault, asked_for
 from tests.sim.clients import CHAT, COMPLETIONS, send, until
 
 BODY = {"prompt": "x", "max_tokens": 20, "ignore_eos": True, "stream": True}
@@ -37,6 +38,19 @@ async def test_a_connection_breaks_after_so_many_events(session, decoder, after)
         await read()
     assert received.count(b"data: ") == after
     await until(lambda: decoder.books.held_blocks == 0)
+
+
+@pytest.mark.parametrize(
+    ("headers", "role", "wanted"),
+    [
+        ({"x-sim-recompute-after": "3"}, "decode", 3),
+        ({"x-sim-recompute-after": "3"}, "prefill", None),
+        ({"x-sim-recompute-after": "soon"}, "decode", None),
+        ({}, "decode", None),
+    ],
+)
+def test_a_request_can_ask_to_be_given_back(headers, role, wanted):
+    assert asked_for(Fault(), headers, role) == Fault(recompute_after=wanted)
 
 
 async def test_a_stalled_stream_frees_everything_when_the_client_leaves(session, decoder):
