@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+USER_EXTRAS = ("otel",)
 LOWEST = ROOT / "constraints-lowest.txt"
 
 _HEAD = (
@@ -21,12 +23,15 @@ _REQUIREMENT = re.compile(r"(?P<name>[a-z0-9-]+)>=(?P<lowest>[0-9.]+),<(?P<bound
 def bounds() -> dict[str, tuple[str, str]]:
     """Return the lowest allowed and the lowest refused version of each run-time dependency.
 
+    Those of the extras for users are among them.
+
     Raises:
         ValueError: one is not of the form `name>=1.2.3,<4`.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     found = {}
-    for requirement in project["dependencies"]:
+    extras = project["optional-dependencies"]
+    for requirement in (*project["dependencies"], *chain(*(extras[e] for e in USER_EXTRAS))):
         match = _REQUIREMENT.fullmatch(requirement)
         if match is None:
             raise ValueError(f"{requirement} is not of the form name>=1.2.3,<4")

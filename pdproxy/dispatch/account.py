@@ -8,6 +8,7 @@ from enum import StrEnum
 from pdproxy.core.policy import Reason
 from pdproxy.core.pulse import Pulse
 from pdproxy.core.timeline import Timeline
+from pdproxy.dispatch.tracing import NO_SPAN, Span
 
 
 class Outcome(StrEnum):
@@ -42,6 +43,7 @@ class Account:
         status: HTTP status the client got, 0 if none.
         why: what went wrong, in words for the operator.
         code: of the error that ended it, "" if none did.
+        span: its own in traces.
         pulse: the beat of its streams.
     """
 
@@ -68,6 +70,7 @@ class Account:
     code: str = ""
     # The engines took the model's name, so it may be a label.
     is_model_known: bool = False
+    span: Span = NO_SPAN
     pulse: Pulse = field(init=False)
 
     def __post_init__(self) -> None:

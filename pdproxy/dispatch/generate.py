@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.instance import Role
@@ -28,6 +29,7 @@ from pdproxy.dispatch.legs import (
 )
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.dispatch.round import Round
+from pdproxy.dispatch.tracing import Span
 from pdproxy.errors import (
     EngineAnswered,
     NoInstance,
@@ -57,9 +59,9 @@ class Exchange:
         self._call = call
         self._downstream = downstream
         self._round = round_ or Round()
-        self._delivery = Delivery(tools, request, call, downstream, self._round)
         self._attempts = Attempts()
         self._attempts.failed[Role.DECODE].extend(self._round.avoid)
+        self._enter(call.span)
 
     async def run(self) -> None:
         """Answer the request.
@@ -68,6 +70,18 @@ class Exchange:
             PDProxyError: it could not be answered; `downstream.is_committed` says how much the
                 client has seen.
         """
+        with self._call.span.child("round", {"pdproxy.round": self._call.account.rounds}) as span:
+            self._enter(span)
+            await self._run()
+
+    def _enter(self, span: Span) -> None:
+        """Let the legs belong into a span."""
+        self._call = replace(self._call, span=span)
+        self._delivery = Delivery(
+            self._tools, self._request, self._call, self._downstream, self._round
+        )
+
+    async def _run(self) -> None:
         if not self._tools.fleet.available(Role.DECODE):
             raise NoInstance("no decoder is available")
         handoff: Handoff | None = None

@@ -22,6 +22,7 @@ from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.orphans import Orphan, Orphans
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
+from pdproxy.dispatch.tracing import NO_SPAN, Span
 from pdproxy.dispatch.turns import Turns
 from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamProtocol
 from pdproxy.upstream.client import EngineClient
@@ -57,11 +58,13 @@ class Call:
     Attributes:
         headers: for engines, without those that a leg adds.
         client_id: the client's own X-Request-Id, None if it sent none.
+        span: what the legs belong into: the request's, or that of one of its rounds.
     """
 
     account: Account
     headers: HeaderList
     client_id: str | None
+    span: Span = NO_SPAN
 
 
 @dataclass(slots=True)
@@ -106,7 +109,8 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
     headers.append(("x-request-id", engine_id))
     body = tools.connector.prefill_body(request)
     rescue = _rescue(tools, request, call, Handoff(engine_id, lease=lease))
-    async with attempt(tools, lease):
+    async with attempt(tools, lease, call.span) as span:
+        headers = span.carry(headers)
         response = await tools.client.send(
             lease.instance.endpoint,
             "POST",
@@ -144,7 +148,8 @@ async def decode(
     headers = [*call.headers, ("x-request-id", handoff.engine_id)]
     body = tools.connector.decode_body(request, handoff.handle)
     rules = tools.rules
-    async with attempt(tools, lease):
+    async with attempt(tools, lease, call.span) as span:
+        headers = span.carry(headers)
         response = await tools.client.send(
             lease.instance.endpoint,
             "POST",
@@ -273,12 +278,14 @@ def learn_from(tools: Tools, request: GenerateRequest, prompt_tokens: int) -> No
 
 
 @asynccontextmanager
-async def attempt(tools: Tools, lease: Lease) -> AsyncIterator[None]:
-    """Tell observer and fleet how the attempt inside ended."""
+async def attempt(tools: Tools, lease: Lease, parent: Span) -> AsyncIterator[Span]:
+    """Run an attempt in a span of its own; tell observer and fleet how it ended."""
     instance, started = lease.instance, tools.clock()
     tools.observer.routed(instance.role, lease.reason)
+    about = {"server.address": instance.label, "pdproxy.reason": lease.reason.value}
     try:
-        yield
+        with parent.child(instance.role.value, about) as span:
+            yield span
     except PDProxyError as error:
         reason = failure_reason(error)
         tools.observer.attempt_finished(instance, "error", tools.clock() - started, reason)

@@ -15,8 +15,8 @@ from pdproxy.core.retry import was_never_sent
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools, attempt
 from pdproxy.dispatch.ports import Downstream, Headers
+from pdproxy.dispatch.tracing import Span
 from pdproxy.errors import UpstreamError
-from pdproxy.upstream.limits import Timeouts
 from pdproxy.upstream.response import Response
 
 
@@ -56,7 +56,6 @@ async def pass_through(
         PDProxyError: no instance answered, or its answer broke off.
     """
     role = Role.DECODE if tools.fleet.available(Role.DECODE) else Role.PREFILL
-    timeouts = tools.rules.decode_whole
     failed: list[Instance] = []
     size = len(request.body) if isinstance(request.body, bytes) else 0
     while True:
@@ -64,7 +63,7 @@ async def pass_through(
             account.decoder = lease.instance.label
             account.decode_attempts += 1
             try:
-                await _try_one(tools, request, lease, downstream, timeouts)
+                await _try_one(tools, request, lease, account.span, downstream)
             except UpstreamError as error:
                 failed.append(lease.instance)
                 is_last = len(failed) >= tools.rules.max_attempts
@@ -78,17 +77,17 @@ async def _try_one(
     tools: Tools,
     request: RawRequest,
     lease: Lease,
+    parent: Span,
     downstream: RawDownstream,
-    timeouts: Timeouts,
 ) -> None:
-    async with attempt(tools, lease):
+    async with attempt(tools, lease, parent) as span:
         response = await tools.client.send(
             lease.instance.endpoint,
             request.method,
             request.target,
-            request.headers,
+            span.carry(request.headers),
             request.body,
-            timeouts=timeouts,
+            timeouts=tools.rules.decode_whole,
             content_length=request.content_length,
         )
         with response:

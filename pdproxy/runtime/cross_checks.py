@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ssl
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from pdproxy.core.instance import Endpoint
@@ -43,6 +44,8 @@ def cross_faults(settings: Settings) -> Iterator[CrossFault]:
     yield from _own_address(settings)
     yield from _own_certificate(settings)
     yield from _engine_certificates(settings)
+    if settings.tracing and find_spec("opentelemetry") is None:
+        yield CrossFault(("tracing",), "needs what `pip install 'pdproxy[otel]'` installs")
 
 
 def _unpaired(name: str, hosts: tuple[str, ...], ports: tuple[int, ...]) -> Iterator[CrossFault]:

@@ -45,6 +45,16 @@ class Observing(BaseSettings):
             example="9100",
         ),
     )
+    tracing: types.Switch = setting(
+        False,
+        Option(
+            Group.LOGGING,
+            "",
+            "send a span for each request, round and leg to the collector that OpenTelemetry's own "
+            "variables name, such as OTEL_EXPORTER_OTLP_ENDPOINT; needs the extra pdproxy[otel]",
+            arity=Arity.NONE,
+        ),
+    )
     debug_headers: types.Switch = setting(
         False,
         Option(

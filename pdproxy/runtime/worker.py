@@ -47,6 +47,7 @@ from pdproxy.runtime.rules import (
     shutdown_rules,
 )
 from pdproxy.runtime.settings import Settings
+from pdproxy.runtime.tracing import tracing
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
 from pdproxy.server.shutdown import Shutdown
@@ -168,7 +169,10 @@ async def serving(
     def forget(instance: Instance) -> None:
         client.forget(instance.endpoint)
 
-    async with Prober(settings.probe_timeout, engine_tls) as prober:
+    async with (
+        tracing(settings) as tracer,
+        Prober(settings.probe_timeout, engine_tls) as prober,
+    ):
         roster = FleetRoster(fleet, prober, roster_rules(settings), rng, forget)
         context = Context(
             tools=tools,
@@ -179,6 +183,7 @@ async def serving(
             clock=clock,
             rng=ids,
             shutdown=shutdown,
+            tracer=tracer,
         )
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)

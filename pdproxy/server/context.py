@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,6 +13,7 @@ from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
+from pdproxy.dispatch.tracing import NO_SPAN, Attributes, NoSpan, Span
 from pdproxy.server.shutdown import Shutdown
 
 
@@ -104,6 +106,27 @@ class HistorySource(Protocol):
         ...
 
 
+class RequestTracer(Protocol):
+    """Who begins the span of a request."""
+
+    def request(
+        self, name: str, headers: Mapping[str, str], attributes: Attributes
+    ) -> AbstractContextManager[Span]:
+        """Return the span of a request with these headers, which ends with its block."""
+        ...
+
+
+class NoTracer:
+    """Traces nothing."""
+
+    def request(self, name: str, headers: Mapping[str, str], attributes: Attributes) -> NoSpan:
+        """Return the span that does nothing."""
+        return NO_SPAN
+
+
+NO_TRACER = NoTracer()
+
+
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every handler shares.
@@ -120,6 +143,7 @@ class Context:
     clock: Callable[[], float]
     rng: random.Random
     shutdown: Shutdown
+    tracer: RequestTracer = NO_TRACER
     running: dict[int, Account] = field(default_factory=dict)
 
     def is_stopping(self) -> bool:

@@ -14,12 +14,13 @@ from pdproxy.dispatch.batch import answer
 from pdproxy.dispatch.generate import describe
 from pdproxy.dispatch.legs import Call
 from pdproxy.dispatch.ports import Headers
+from pdproxy.dispatch.tracing import NO_SPAN
 from pdproxy.errors import PDProxyError
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.failures import error_body, outcome_of, to_failure
 from pdproxy.server.intake import check_admission, engine_headers, open_account, read_body
-from pdproxy.server.told import ASKING_HEADER, told_headers
+from pdproxy.server.told import ASKING_HEADER, told_headers, traced
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ async def generate(context: Context, request: web.Request, api: Api) -> web.Stre
             account,
             engine_headers(context, request, JSON_TYPE),
             request.headers.get("X-Request-Id"),
+            account.span,
         )
         await answer(context.tools, generate_request, call, downstream)
 
@@ -52,7 +54,20 @@ async def counted(
 ) -> web.StreamResponse:
     """Run `work` as one counted and logged request; turn its failure into a truthful answer."""
     account = open_account(context, request, endpoint)
-    downstream = _downstream(context, request, account)
+    about = {"http.request.method": request.method, "http.route": endpoint}
+    with context.tracer.request(f"{request.method} {endpoint}", request.headers, about) as span:
+        account.span = span
+        try:
+            return await _answered(context, request, account, work)
+        finally:
+            if span is not NO_SPAN:
+                span.note(traced(account))
+
+
+async def _answered(
+    context: Context, request: web.Request, account: Account, work: Work
+) -> web.StreamResponse:
+    endpoint, downstream = account.endpoint, _downstream(context, request, account)
     context.observer.request_started(endpoint)
     context.running[id(account)] = account
     try:

@@ -15,6 +15,21 @@ def told_headers(account: Account, now: float, *, is_stream: bool, is_asked: boo
     return headers if is_stream and not is_asked else headers + server_timing(account, now)
 
 
+def traced(account: Account) -> dict[str, str | int]:
+    """Return what the span of a request says once it has ended, by OpenTelemetry's names."""
+    told: dict[str, str | int | None] = {
+        "http.response.status_code": account.status,
+        "gen_ai.request.model": account.model or None,
+        "gen_ai.usage.input_tokens": account.prompt_tokens,
+        "gen_ai.usage.output_tokens": account.output_tokens,
+        "pdproxy.request_id": account.request_id,
+        "pdproxy.outcome": account.outcome.value,
+        "pdproxy.rounds": account.rounds,
+        "error.type": account.code or None,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
 def server_timing(account: Account, now: float) -> HeaderList:
     """Return the header by which browsers and tools show where the time of an answer went.
 

@@ -13,6 +13,7 @@ from pdproxy.dispatch.legs import (
     learn_from,
     prefill_cost,
 )
+from pdproxy.dispatch.tracing import NO_SPAN
 from pdproxy.errors import (
     BodyTooLarge,
     ClientStalled,
@@ -107,7 +108,7 @@ async def test_failure_is_told_to_the_fleet_if_it_was_the_instances(error, state
     async with stage() as play:
         instance = play.instance(play.p[0])
         with play.fleet.lease(Role.PREFILL, Cost()) as lease, pytest.raises(type(error)):
-            async with attempt(play.tools, lease):
+            async with attempt(play.tools, lease, NO_SPAN):
                 raise error
 
         assert play.fleet.state(instance) is state
@@ -120,9 +121,9 @@ async def test_success_clears_the_record():
         for _ in range(4):
             for _ in range(2):
                 with pytest.raises(UpstreamLost):
-                    async with attempt(play.tools, lease):
+                    async with attempt(play.tools, lease, NO_SPAN):
                         raise UpstreamLost("x")
-            async with attempt(play.tools, lease):
+            async with attempt(play.tools, lease, NO_SPAN):
                 pass
 
         assert play.fleet.state(lease.instance) is State.ACTIVE
