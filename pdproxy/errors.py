@@ -175,6 +175,13 @@ class UpstreamLost(UpstreamError):
     reason = "lost"
 
 
+class UpstreamCut(UpstreamError):
+    """The proxy itself ended the exchange: the time that its instance had for draining is over."""
+
+    code = "upstream_drained"
+    reason = "drained"
+
+
 class UpstreamProtocol(UpstreamError):
     """The engine did not speak HTTP/1.1 as it should."""
 

@@ -16,6 +16,7 @@ from pdproxy.core.lease import Lease
 from pdproxy.core.load import Board, Cost, Load
 from pdproxy.core.members import Member, Members
 from pdproxy.core.policy import Candidate, Policy, reason_of
+from pdproxy.core.record import EngineReport, InstanceRecord
 from pdproxy.errors import NoInstance
 
 __all__ = ["Fleet", "Lease"]
@@ -73,6 +74,33 @@ class Fleet:
     def instances(self, role: Role) -> tuple[Instance, ...]:
         """Return all but those gone, in order of registration."""
         return tuple(member.instance for member in self.members.of_role(role))
+
+    def records(self) -> list[InstanceRecord]:
+        """Return all instances as operators are told of them, prefillers first."""
+        return [self.record(m) for role in Role for m in self.members.of_role(role)]
+
+    def record(self, member: Member) -> InstanceRecord:
+        """Return one instance as operators are told of it."""
+        now_s = self._clock()
+        load, health = self._board.load(member.slot), member.health
+        has_failed = bool(health.last_error)
+        return InstanceRecord(
+            role=member.instance.role,
+            instance=member.instance.label,
+            source=member.source,
+            state=member.state,
+            state_age_s=now_s - member.since_s,
+            requests=load.requests,
+            compute_tokens=load.compute_tokens,
+            kv_tokens=load.kv_tokens,
+            capacity_tokens=member.capacity_tokens,
+            ramp=member.ramp.share(now_s) if member.ramp is not None else 1.0,
+            ejections=health.ejections,
+            is_dead=health.is_dead,
+            last_error=health.last_error,
+            last_error_age_s=now_s - health.last_error_s if has_failed else None,
+            engine=member.engine,
+        )
 
     def is_pending(self, instance: Instance) -> bool:
         """Whether it was added by a call and has not answered a probe yet."""
@@ -170,10 +198,8 @@ class Fleet:
         return member.capacity_tokens if member is not None else None
 
     def set_capacity(self, instance: Instance, tokens: int | None) -> None:
-        """Note how many tokens its KV cache holds, as scraped or learned; None: unknown."""
-        member = self.members.get(instance)
-        if member is not None:
-            member.capacity_tokens = tokens
+        """Note how many tokens its KV cache holds, as its engine reports; None: unknown."""
+        self.judge.engine_reported(instance, EngineReport(capacity_tokens=tokens))
 
     def _choosable(self, role: Role, avoid: Collection[Instance]) -> Sequence[Member]:
         members = self.members.available(role)

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from pdproxy.core.instance import Instance, State
 from pdproxy.core.members import Members
+from pdproxy.core.record import EngineReport
 
 # Of what a decoder held when it ran out; a little less is what it can hold.
 LEARNED_SHARE = 0.9
@@ -67,8 +68,9 @@ class Judge:
         """Learn from a decoder that ran out of KV cache: it holds less than it was given."""
         member = self._members.get(instance)
         if member is not None and held_tokens:
-            member.capacity_tokens = int(held_tokens * LEARNED_SHARE)
+            member.learned_tokens = int(held_tokens * LEARNED_SHARE)
             member.learned_s = self._clock()
+            member.settle_capacity()
 
     def probe_failed(self, instance: Instance, *, certain: bool, why: str) -> bool:
         """Count a failed probe; return whether it has ejected the instance."""
@@ -111,9 +113,17 @@ class Judge:
         self._members.admit(member, is_warm=is_warm)
         return True
 
+    def engine_reported(self, instance: Instance, report: EngineReport) -> None:
+        """Note what an engine says of itself."""
+        member = self._members.get(instance)
+        if member is not None:
+            member.engine = report
+            member.settle_capacity()
+
     def forget_old_lessons(self) -> None:
         """Take back what was learned from decoders that have long not run out again."""
         latest_s = self._clock() - LESSON_S
         for member in self._members.all():
             if member.learned_s is not None and member.learned_s < latest_s:
-                member.capacity_tokens = member.learned_s = None
+                member.learned_tokens = member.learned_s = None
+                member.settle_capacity()

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from pdproxy.core.health import Health, HealthRules
 from pdproxy.core.instance import TRANSITIONS, Endpoint, Instance, Role, Source, State
 from pdproxy.core.load import NO_LOAD, Board
 from pdproxy.core.ramp import Ramp
+from pdproxy.core.record import EngineReport
+
+
+class SupportsCut(Protocol):
+    """A lease, as far as it matters here."""
+
+    def cut(self) -> None:
+        """End what runs by it."""
+        ...
 
 
 class Member:
@@ -20,10 +30,14 @@ class Member:
 
     __slots__ = (
         "capacity_tokens",
+        "engine",
         "health",
         "instance",
+        "is_cut",
         "learned_s",
+        "learned_tokens",
         "leases",
+        "live",
         "ramp",
         "since_s",
         "slot",
@@ -41,9 +55,19 @@ class Member:
         self.health = health
         self.since_s = since_s
         self.leases = 0  # live ones; a slot may only be given back at zero
+        self.live: set[SupportsCut] = set()  # the same
+        self.is_cut = False  # its time for draining is over
         self.ramp: Ramp | None = None  # while it starts slowly
+        self.engine: EngineReport | None = None  # what the engine says of itself
+        self.learned_tokens: int | None = None  # what it held when it ran out
         self.capacity_tokens: int | None = None
         self.learned_s: float | None = None  # when that was learned from its running out
+
+    def settle_capacity(self) -> None:
+        """Find the capacity to go by: what the engine reports, unless less was learned."""
+        reported = self.engine.capacity_tokens if self.engine is not None else None
+        known = [tokens for tokens in (reported, self.learned_tokens) if tokens is not None]
+        self.capacity_tokens = min(known, default=None)
 
     @property
     def is_pending(self) -> bool:
@@ -193,6 +217,7 @@ class Members:
             state = State.GONE
         was, member.state = member.state, state
         member.since_s = self._clock()
+        member.is_cut = False
         if state is not State.ACTIVE:
             member.ramp = None
         role = member.instance.role
@@ -214,6 +239,13 @@ class Members:
             member.ramp = None
         elif member.ramp is None or member.ramp.start_s != start_s:
             member.ramp = Ramp(start_s, self._health.slow_start_s)
+
+    def cut(self, member: Member) -> None:
+        """End the exchanges of one that is draining: they are made elsewhere, or fail."""
+        if member.state is State.DRAINING and not member.is_cut:
+            member.is_cut = True
+            for lease in tuple(member.live):
+                lease.cut()
 
     def last_lease_closed(self, member: Member) -> None:
         """Let one leave that only waited for its last lease."""

@@ -13,6 +13,7 @@ from pdproxy.core.instance import Role
 from pdproxy.errors import (
     EngineAnswered,
     PDProxyError,
+    UpstreamCut,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnreachable,
@@ -110,7 +111,7 @@ def is_instance_fault(error: PDProxyError) -> bool:
     if isinstance(error, EngineAnswered):
         status = error.engine_status
         return status >= FIRST_SERVER_ERROR and not is_busy(error)
-    return isinstance(error, UpstreamError)
+    return isinstance(error, UpstreamError) and not isinstance(error, UpstreamCut)
 
 
 def delay_s(attempt: int, base_s: float, rng: random.Random) -> float:

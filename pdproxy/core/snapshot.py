@@ -25,6 +25,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
         source: who asked for it.
         since_s: since when it is in that state, on the machine's monotonic clock.
         capacity_tokens: tokens its KV cache holds, if known.
+        is_cut: its time for draining is over.
         is_dead: it is known to serve nobody.
         ramp_s: when its slow start began, None if it is over.
         is_blemished: it has failed since its last success, so that a success is worth telling.
@@ -40,6 +41,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     since_s: float
     capacity_tokens: int | None
+    is_cut: bool
     is_dead: bool
     ramp_s: float | None
     is_blemished: bool
@@ -102,6 +104,8 @@ class Replica:
         self._members.assume(member, state.state, state.since_s)
         member.capacity_tokens = state.capacity_tokens
         member.health.is_dead = state.is_dead
+        if state.is_cut:
+            self._members.cut(member)
         self._members.start_slowly(member, state.ramp_s)
 
 
@@ -119,6 +123,7 @@ def _state_of(member: Member) -> InstanceState:
         source=member.source,
         since_s=member.since_s,
         capacity_tokens=member.capacity_tokens,
+        is_cut=member.is_cut,
         is_dead=member.health.is_dead,
         ramp_s=member.ramp.start_s if member.ramp is not None else None,
         is_blemished=member.health.is_blemished,

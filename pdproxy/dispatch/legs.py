@@ -119,6 +119,7 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
             body,
             timeouts=tools.rules.prefill,
             rescue=rescue,
+            on_start=lease.hold,
         )
         with response:
             try:
@@ -157,6 +158,7 @@ async def decode(
             headers,
             body,
             timeouts=rules.decode_stream if request.wants_stream else rules.decode_whole,
+            on_start=lease.hold,
         )
         handoff.is_spent = True
         with response:

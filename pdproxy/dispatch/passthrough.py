@@ -89,6 +89,7 @@ async def _try_one(
             request.body,
             timeouts=tools.rules.decode_whole,
             content_length=request.content_length,
+            on_start=lease.hold,
         )
         with response:
             await _send_back(response, downstream)

@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 
+from pdproxy.core.departed import Departed
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
 from pdproxy.core.members import Member
@@ -30,6 +31,7 @@ class FleetRoster:
         rules: RosterRules,
         rng: random.Random,
         on_gone: Callable[[Instance], None],
+        clock: Callable[[], float],
     ) -> None:
         """Make a roster; `on_gone` is told of each instance that has left the fleet."""
         self._fleet = fleet
@@ -37,6 +39,8 @@ class FleetRoster:
         self._on_gone = on_gone
         self._forgetting: asyncio.Task[None] | None = None
         self._panicking: set[Role] = set()
+        self._timers: dict[Instance, asyncio.TimerHandle] = {}
+        self._departed = Departed(clock)
         fleet.members.on_move(self._moved)
 
     async def start(self, configured: Iterable[tuple[Role, Endpoint]], wait_s: float) -> None:
@@ -57,58 +61,68 @@ class FleetRoster:
     async def stop(self) -> None:
         """End all tasks."""
         await self.watch.stop()
+        for timer in self._timers.values():
+            timer.cancel()
         if self._forgetting is not None:
             self._forgetting.cancel()
             await asyncio.gather(self._forgetting, return_exceptions=True)
 
     async def add(self, role: Role, endpoint: Endpoint) -> Change:
         """Let an engine join once it answers; one that is draining takes requests again."""
-        known = self._fleet.find(role, endpoint)
-        was = self._fleet.state(known) if known is not None else State.GONE
-        instance, is_new = self._fleet.add(role, endpoint, source=Source.CALL)
-        if is_new:
-            logger.info("%s %s is waited for", role, instance.label)
-            self.watch.begin(instance)
-            return Change.WAITING
-        return Change.RESTORED if was is State.DRAINING else Change.UNCHANGED
+        return self._register(role, endpoint, Source.CALL)
 
     async def remove(self, role: Role, endpoint: Endpoint) -> Change:
         """Take an instance out of service; its running requests end as usual."""
-        instance = self._fleet.find(role, endpoint)
-        if instance is None:
-            return Change.UNKNOWN
-        is_new = self._fleet.state(instance) is State.JOINING
-        self._fleet.set_state(instance, State.GONE if is_new else State.DRAINING)
-        is_gone = self._fleet.state(instance) is State.GONE
-        return Change.GONE if is_gone else Change.DRAINING
+        return await self.drain(role, endpoint, None)
 
     async def drain(self, role: Role, endpoint: Endpoint, deadline_s: float | None) -> Change:
-        """Do as `remove` does; `deadline_s` has no effect yet."""
-        return await self.remove(role, endpoint)
+        """Do as `remove` does; what still runs after `deadline_s` is cut."""
+        member = self._fleet.members.find(role, endpoint)
+        if member is None:
+            return Change.UNKNOWN
+        instance = member.instance
+        is_new = member.state is State.JOINING
+        self._fleet.set_state(instance, State.GONE if is_new else State.DRAINING)
+        self._stop_timer(instance)
+        if member.state is State.GONE:
+            return Change.GONE
+        if deadline_s is not None:
+            loop = asyncio.get_running_loop()
+            self._timers[instance] = loop.call_later(deadline_s, self._cut, member)
+        return Change.DRAINING
 
     async def undrain(self, role: Role, endpoint: Endpoint) -> Change:
-        """Let a draining instance take requests again."""
-        if self._fleet.find(role, endpoint) is None:
+        """Let a draining instance take requests again; one that has drained joins again."""
+        departed = self._departed.find(role, endpoint)
+        if self._fleet.find(role, endpoint) is None and departed is None:
             return Change.UNKNOWN
-        return await self.add(role, endpoint)
+        return self._register(role, endpoint, departed.source if departed else Source.CALL)
 
     async def describe(self) -> list[InstanceRecord]:
-        """Return all instances, prefillers first, in order of registration."""
-        return [self._record(i) for role in Role for i in self._fleet.instances(role)]
+        """Return all instances, prefillers first, then those that have gone of late."""
+        return [*self._fleet.records(), *self._departed.records()]
 
-    def _record(self, instance: Instance) -> InstanceRecord:
-        fleet = self._fleet
-        load = fleet.load(instance)
-        return InstanceRecord(
-            role=instance.role,
-            instance=instance.label,
-            state=fleet.state(instance),
-            state_age_s=fleet.state_age_s(instance),
-            requests=load.requests,
-            compute_tokens=load.compute_tokens,
-            kv_tokens=load.kv_tokens,
-            capacity_tokens=fleet.capacity_tokens(instance),
-        )
+    def _register(self, role: Role, endpoint: Endpoint, source: Source) -> Change:
+        known = self._fleet.members.find(role, endpoint)
+        was = known.state if known is not None else State.GONE
+        instance, is_new = self._fleet.add(role, endpoint, source=source)
+        if is_new:
+            logger.info("%s %s is waited for", role, instance.label)
+            self._departed.forget(role, endpoint)
+            self.watch.begin(instance)
+            return Change.WAITING
+        self._stop_timer(instance)
+        return Change.RESTORED if was is State.DRAINING else Change.UNCHANGED
+
+    def _cut(self, member: Member) -> None:
+        instance = member.instance
+        text = "%s %s has not drained in time: its %d requests are cut"
+        logger.warning(text, instance.role, instance.label, self._fleet.load(instance).requests)
+        self._fleet.members.cut(member)
+
+    def _stop_timer(self, instance: Instance) -> None:
+        if (timer := self._timers.pop(instance, None)) is not None:
+            timer.cancel()
 
     def _moved(self, member: Member, was: State) -> None:
         """Log each change of a state, and what follows from it."""
@@ -126,6 +140,8 @@ class FleetRoster:
         self._note_panic(instance.role)
         if state is State.GONE:
             self.watch.end(instance)
+            self._stop_timer(instance)
+            self._departed.note(self._fleet.record(member))
             self._on_gone(instance)
 
     def _note_panic(self, role: Role) -> None:

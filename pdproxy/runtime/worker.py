@@ -173,7 +173,7 @@ async def serving(
         tracing(settings) as tracer,
         Prober(settings.probe_timeout, engine_tls) as prober,
     ):
-        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, forget)
+        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, forget, clock)
         context = Context(
             tools=tools,
             rules=server_rules(settings, ids),

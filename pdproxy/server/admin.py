@@ -29,27 +29,29 @@ INTERNAL_ERROR = 500
 async def add(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/add: each new engine joins once it answers a probe."""
     try:
-        role, endpoints = await _read(context, request)
+        role, endpoints, _ = await targets(context, request)
     except PDProxyError as error:
         return refusal(error)
     changes = {str(e): await context.roster.add(role, e) for e in endpoints}
     queued = [name for name, change in changes.items() if change is Change.WAITING]
     if queued:
-        return _state(context, f"Instances {queued} are waiting to be added.")
-    return _state(context, f"add {role} instances: {[str(e) for e in endpoints]}.")
+        return reply(state_of(context, f"Instances {queued} are waiting to be added."))
+    return reply(state_of(context, f"add {role} instances: {[str(e) for e in endpoints]}."))
 
 
 async def remove(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/remove: no new request goes there, running ones end as usual."""
     try:
-        role, endpoints = await _read(context, request)
+        role, endpoints, _ = await targets(context, request)
     except PDProxyError as error:
         return refusal(error)
     changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
     names = list(changes)
     if Change.DRAINING in changes.values():
-        return _state(context, f"Instances {names} are isolated and waiting to be removed.")
-    return _state(context, f"remove {role} instances: {names}.")
+        return reply(
+            state_of(context, f"Instances {names} are isolated and waiting to be removed.")
+        )
+    return reply(state_of(context, f"remove {role} instances: {names}."))
 
 
 async def reset_prefix_cache(context: Context, request: web.Request) -> web.Response:
@@ -96,10 +98,17 @@ def _is_loopback(request: web.Request) -> bool:
         return False
 
 
-async def _read(context: Context, request: web.Request) -> tuple[Role, list[Endpoint]]:
+async def targets(
+    context: Context, request: web.Request
+) -> tuple[Role, list[Endpoint], dict[str, Raw]]:
+    """Return which instances a call is about, and all fields of its body.
+
+    Raises:
+        PDProxyError: the caller may not, or the body is wrong.
+    """
     check_admin(context, request)
     fields = parse_object(await read_body(context, request))
-    return _role(fields.get("type")), _endpoints(fields.get("instances"))
+    return _role(fields.get("type")), _endpoints(fields.get("instances")), fields
 
 
 def _role(value: Raw | None) -> Role:
@@ -147,13 +156,13 @@ def _endpoint(entry: object) -> Endpoint:
     return Endpoint.parse(entry)
 
 
-def _state(context: Context, message: str) -> web.Response:
-    body = {
+def state_of(context: Context, message: str) -> dict[str, object]:
+    """Return the answer of a change in the example's form."""
+    return {
         "message": message,
         "current_prefill_instances": _labels(listed(context, Role.PREFILL)),
         "current_decode_instances": _labels(listed(context, Role.DECODE)),
     }
-    return reply(body)
 
 
 def _labels(instances: list[Instance]) -> list[str]:

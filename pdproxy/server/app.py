@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pdproxy.core.api import Api
 from pdproxy.errors import MethodNotAllowed, NotFound, PDProxyError
-from pdproxy.server import admin, dashboard, operations, running
+from pdproxy.server import admin, dashboard, instances, operations, running
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.generate import generate
@@ -75,6 +75,9 @@ _OPERATIONS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/metrics", operations.metrics),
     ("GET", "/dashboard/data", dashboard.data),
     ("GET", "/debug/requests", running.running),
+    ("GET", "/instances", instances.list_instances),
+    ("POST", "/instances/drain", instances.drain),
+    ("POST", "/instances/undrain", instances.undrain),
     ("POST", "/instances/add", admin.add),
     ("POST", "/instances/remove", admin.remove),
     ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),

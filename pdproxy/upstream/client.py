@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import AsyncIterable, Callable, Sequence
+from dataclasses import dataclass
 
 from pdproxy import errors, tasks
 from pdproxy.core.instance import Endpoint
@@ -26,6 +27,25 @@ __all__ = ["BodySink", "ClientLimits", "EngineClient", "Response", "Timeouts"]
 _BODY_METHODS = frozenset({"POST", "PUT", "PATCH"})
 Rescue = Callable[[Response], None]
 _CLOSING_TIMEOUT_S = 1.0  # closing a socket takes one turn of the loop; this is only a bound
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """What is written on whichever connection is found for it."""
+
+    head: bytes
+    body: bytes
+    timeouts: Timeouts
+    is_head_request: bool
+    on_start: Callable[[Response], None] | None
+
+    def start(self, connection: Connection) -> Response:
+        response = connection.start(
+            self.head, self.body, self.timeouts, is_head_request=self.is_head_request
+        )
+        if self.on_start is not None:
+            self.on_start(response)
+        return response
 
 
 class EngineClient:
@@ -51,6 +71,7 @@ class EngineClient:
         timeouts: Timeouts,
         content_length: int | None = None,
         rescue: Rescue | None = None,
+        on_start: Callable[[Response], None] | None = None,
     ) -> Response:
         """Send a request; return when the response's head is there.
 
@@ -66,6 +87,7 @@ class EngineClient:
             rescue: called with the response if its head arrived in the moment in which the caller
                 was cancelled, for what must not be lost; it is closed afterwards. For a body that
                 is bytes.
+            on_start: is given the response before its head is there, each time it is sent.
 
         Returns:
             A response that the caller closes. If the caller is cancelled before, the connection is
@@ -84,11 +106,11 @@ class EngineClient:
         framing = _framing(method, body, content_length)
         head = encode_head(method, target, origin.host, headers, framing)
         if body is None or isinstance(body, bytes):
-            return await self._send_whole(
-                origin, (head, body or b""), timeouts, rescue, is_head_request=method == "HEAD"
-            )
+            exchange = _Exchange(head, body or b"", timeouts, method == "HEAD", on_start)
+            return await self._send_whole(origin, exchange, rescue)
         connection = await self._connect(origin, timeouts)
-        response = connection.start(head, b"", timeouts, is_head_request=method == "HEAD")
+        exchange = _Exchange(head, b"", timeouts, method == "HEAD", on_start)
+        response = exchange.start(connection)
         connection.start_upload(
             tasks.spawn(upload(connection, body, content_length), name="upload")
         )
@@ -110,29 +132,19 @@ class EngineClient:
             await self._pool.close(_CLOSING_TIMEOUT_S)
 
     async def _send_whole(
-        self,
-        origin: Origin,
-        parts: tuple[bytes, bytes],
-        timeouts: Timeouts,
-        rescue: Rescue | None,
-        *,
-        is_head_request: bool,
+        self, origin: Origin, exchange: _Exchange, rescue: Rescue | None
     ) -> Response:
-        head, body = parts
         connection = origin.take()
         if connection is not None:
-            response = connection.start(head, body, timeouts, is_head_request=is_head_request)
             try:
-                return await _with_head(response, rescue)
+                return await _with_head(exchange.start(connection), rescue)
             except errors.UpstreamLost:
                 if not connection.is_untouched or self._is_closed:
                     raise
                 # The engine closed it between two requests. The others are likely as dead.
                 origin.close_idle()
-        connection = await self._connect(origin, timeouts)
-        return await _with_head(
-            connection.start(head, body, timeouts, is_head_request=is_head_request), rescue
-        )
+        connection = await self._connect(origin, exchange.timeouts)
+        return await _with_head(exchange.start(connection), rescue)
 
     async def _connect(self, origin: Origin, timeouts: Timeouts) -> Connection:
         context = None

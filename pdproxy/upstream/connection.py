@@ -162,6 +162,11 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
         self._expect()
 
+    def cut(self) -> None:
+        """Fail the exchange, since its instance has to be free."""
+        text = "the engine is being taken out of service"
+        self._fail(errors.UpstreamCut(text, detail=f"{self._home.label}: drained"))
+
     def cancel(self) -> None:
         """End the exchange: nobody wants its response any more."""
         self._leave()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import ssl
 from dataclasses import dataclass
 from types import TracebackType
@@ -84,8 +85,10 @@ class Prober:
         except TimeoutError:
             return ProbeResult(False, why=f"no answer to a probe within {self._timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
-            is_refused = error.os_error.errno in _REFUSALS
-            return ProbeResult(False, is_refused, f"probe: {error.os_error.strerror or error}")
+            number = error.os_error.errno
+            # The error's own text may hold the address in place of the reason.
+            why = os.strerror(number) if number is not None and number > 0 else str(error)
+            return ProbeResult(False, number in _REFUSALS, f"probe: {why}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return ProbeResult(False, why=f"probe: {str(error) or type(error).__name__}")
         if status in good:

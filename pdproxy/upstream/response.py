@@ -37,6 +37,10 @@ class Link(Protocol):
         """Read again."""
         ...
 
+    def cut(self) -> None:
+        """Fail the exchange, since its instance has to be free."""
+        ...
+
     def cancel(self) -> None:
         """End the exchange by closing the connection."""
         ...
@@ -116,6 +120,11 @@ class Response:
         """Take bytes from the engine again."""
         if self._link is not None:
             self._link.resume()
+
+    def cut(self) -> None:
+        """Fail with UpstreamCut unless the body has ended; whoever waits for it is told."""
+        if self._link is not None:
+            self._link.cut()
 
     def close(self) -> None:
         """Close the connection if the body has not ended, so that the engine notices at once.

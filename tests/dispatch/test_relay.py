@@ -40,6 +40,9 @@ class FakeLink:
     def resume(self) -> None:
         self.asked.append("resume")
 
+    def cut(self) -> None:
+        self.asked.append("cut")
+
     def cancel(self) -> None:
         self.asked.append("cancel")
 

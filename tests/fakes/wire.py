@@ -32,6 +32,7 @@ class Wire(asyncio.Protocol):
         self._writable = asyncio.Event()
         self._writable.set()
         self._transport: asyncio.Transport | None = None
+        self._is_reset = False  # before it was made
 
     @classmethod
     async def connect(cls, port: int, host: str = "127.0.0.1") -> Self:
@@ -43,6 +44,8 @@ class Wire(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        if self._is_reset:
+            self.reset()
         connection: socket.socket = transport.get_extra_info("socket")
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.connected.set()
@@ -161,6 +164,9 @@ class Wire(asyncio.Protocol):
 
     def reset(self) -> None:
         """Leave with an RST: what is unsent or unread is lost."""
+        if self._transport is None:
+            self._is_reset = True
+            return
         if self.transport.is_closing():
             return
         connection: socket.socket = self.transport.get_extra_info("socket")

@@ -58,6 +58,7 @@ class Rig:
             rules,
             random.Random(0),
             lambda instance: self.gone.append(instance.label),
+            lambda: self.now_s,
         )
 
     def state(self, endpoint, role=Role.DECODE):

@@ -85,7 +85,7 @@ class FakeRoster:
         return await self.add(role, endpoint)
 
     async def describe(self) -> list[InstanceRecord]:
-        return self.records
+        return self.records or self._fleet.records()
 
 
 @dataclass(slots=True)
