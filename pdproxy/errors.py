@@ -149,6 +149,22 @@ class Overloaded(PDProxyError):
     retry_after_s: ClassVar[int] = 1
 
 
+class QueueFull(Overloaded):
+    """As many requests wait as may; this one was not begun."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+
+class QueueTimeout(Overloaded):
+    """The request waited for its turn too long; it was not begun."""
+
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_timeout"
+
+
 # --- upstream: what an engine or the way to it did; raised by `upstream` only
 
 

@@ -27,6 +27,7 @@ TESTED_ELSEWHERE = {
     "dispatch/round": "tests/dispatch/test_generate.py",
     "dispatch/tracing": "tests/runtime/test_tracing.py",
     "dispatch/rounds": "tests/cases/test_recompute_streams.py",
+    "dispatch/standing": "tests/dispatch/test_admission.py",
     "dispatch/rules": "tests/runtime/test_rules.py",
     "runtime/access": "tests/runtime/test_settings_sources.py",
     "runtime/bounds": "tests/runtime/test_settings.py",

@@ -67,6 +67,7 @@ class GenerateRequest:
         choices: answers per prompt (`n`), at least 1.
         max_output_tokens: the client's limit per choice, None if it gave none.
         wants_stream: `stream` is true.
+        priority: as the client gave it; a lower one is more important, as in vLLM.
         is_decode_only: the decoder computes the prompt itself, so a prefill would be wasted.
         prompts: raw single prompts if the request holds a list of several, else empty.
         stops: the request's own stop strings.
@@ -82,6 +83,7 @@ class GenerateRequest:
     choices: int
     max_output_tokens: int | None
     wants_stream: bool
+    priority: int
     is_decode_only: bool
     prompts: tuple[Raw, ...]
     stops: frozenset[str]
@@ -119,6 +121,7 @@ def parse_generate(api: Api, body: bytes) -> GenerateRequest:
         choices=min(MAX_CHOICES, max(1, _integer(fields.get("n")) or 1)),
         max_output_tokens=_output_limit(api, fields),
         wants_stream=_is_true(fields.get("stream")),
+        priority=_integer(fields.get("priority")) or 0,
         is_decode_only=_is_decode_only(api, fields),
         prompts=_list_of_prompts(api, fields.get("prompt")),
         stops=_stops(fields.get("stop")),

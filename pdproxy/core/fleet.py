@@ -187,6 +187,18 @@ class Fleet:
         assert member is not None, "a candidate is a member"
         return Lease(self.members, self._board, member, cost, why)
 
+    def candidates(self, role: Role) -> list[Candidate]:
+        """Return who may get a lease now, with what each holds and can hold."""
+        load = self._board.load
+        return [
+            Candidate(member.instance, load(member.slot), member.capacity_tokens)
+            for member in self.members.available(role)
+        ]
+
+    def knows_capacity(self, role: Role) -> bool:
+        """Whether it is known of one that is available how much KV cache it holds."""
+        return any(m.capacity_tokens is not None for m in self.members.available(role))
+
     def load(self, instance: Instance) -> Load:
         """Return what it holds now; nothing for one that was forgotten."""
         known = self.members.get(instance) is not None

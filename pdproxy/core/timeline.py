@@ -32,7 +32,7 @@ class Timeline:
         received: the body has been read; until then, the request has come in.
         stage: the one it is in, or was in when it ended.
         spent_s: per stage that was left.
-        waited_s: of the queue stage, what the proxy let it wait on purpose.
+        waited_s: of queue and hand-off, what the proxy let it wait on purpose.
         is_joint: several prompts are answered at once, so that the stages overlap.
     """
 

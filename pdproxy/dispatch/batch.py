@@ -7,6 +7,7 @@ to every prompt, with wrong text or a dead decoder as the result (vLLM 0.32, see
 from __future__ import annotations
 
 import asyncio
+import re
 
 from pdproxy.core import sse
 from pdproxy.core.api import GenerateRequest
@@ -16,6 +17,9 @@ from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.dispatch.rounds import Rounds
 from pdproxy.errors import PDProxyError
+
+PRIORITY_HEADER = "x-vllm-priority"
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}", re.ASCII)
 
 
 async def answer(
@@ -27,10 +31,20 @@ async def answer(
         PDProxyError: it could not be answered; `downstream.is_committed` says how much the
             client has seen.
     """
-    if not request.prompts or request.is_decode_only:
-        await _one_prompt(tools, request, call, downstream)
-        return
-    await _Batch(tools, request, call, downstream).run()
+    call.visit = tools.admission.admitted(_priority(request, call), call.account.timeline)
+    async with call.visit:
+        if not request.prompts or request.is_decode_only:
+            await _one_prompt(tools, request, call, downstream)
+        else:
+            await _Batch(tools, request, call, downstream).run()
+
+
+def _priority(request: GenerateRequest, call: Call) -> int:
+    """Return the priority: the header wins over the body, as in vLLM; what is no number is 0."""
+    for name, value in call.headers:
+        if name == PRIORITY_HEADER:
+            return int(value) if _INTEGER.fullmatch(value) else request.priority
+    return request.priority
 
 
 async def _one_prompt(

@@ -12,8 +12,10 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 
 from pdproxy.core.api import GenerateRequest
+from pdproxy.core.fleet import Lease
 from pdproxy.core.instance import Role
-from pdproxy.core.retry import Verdict, delay_s, is_reply_lost, judge
+from pdproxy.core.load import Cost
+from pdproxy.core.retry import Verdict, delay_s, is_instance_fault, is_reply_lost, judge
 from pdproxy.dispatch.attempts import Attempts
 from pdproxy.dispatch.delivery import Delivery
 from pdproxy.dispatch.legs import (
@@ -29,6 +31,7 @@ from pdproxy.dispatch.legs import (
 )
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.dispatch.round import Round
+from pdproxy.dispatch.standing import Standing
 from pdproxy.dispatch.tracing import Span
 from pdproxy.errors import (
     EngineAnswered,
@@ -60,6 +63,8 @@ class Exchange:
         self._downstream = downstream
         self._round = round_ or Round()
         self._attempts = Attempts()
+        self._standing = Standing(tools, request, call)
+        self._is_alone = request.is_decode_only
         self._attempts.failed[Role.DECODE].extend(self._round.avoid)
         self._enter(call.span)
 
@@ -86,6 +91,7 @@ class Exchange:
             raise NoInstance("no decoder is available")
         handoff: Handoff | None = None
         try:
+            await self._standing.take_place()
             while True:
                 if handoff is None or self._is_stale(handoff):
                     self._drop(handoff)
@@ -101,6 +107,7 @@ class Exchange:
                     self._drop(handoff)
                     handoff = None
         finally:
+            self._standing.leave()
             self._drop(handoff)
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
@@ -111,36 +118,61 @@ class Exchange:
 
     async def _prefill(self) -> Handoff:
         """Prefill on one instance after the other until one has a hand-off."""
-        tools, request, call = self._tools, self._request, self._call
-        if request.is_decode_only:
-            return without_prefill(tools, request, call)
+        tools, request = self._tools, self._request
+        if self._is_alone:
+            is_asked = request.is_decode_only
+            return self._without_prefill("decode_only" if is_asked else "prefill_failed")
         cost, attempts = prefill_cost(tools, request), self._attempts
         # A handle that has grown too old asks for one more prefill, which needs to be left.
         if attempts.last is not None and attempts.made[Role.PREFILL] >= tools.rules.max_attempts:
             raise attempts.last
         while True:
-            avoid = tools.pauses.current(tools.clock())
-            lease = attempts.lease(tools.fleet, Role.PREFILL, cost, avoid)
-            call.account.prefill_attempts += 1
-            try:
-                with attempts.following(Role.PREFILL, tools.observer):
-                    return await prefill(tools, request, call, lease)
-            except PDProxyError as error:
-                lease.close()
-                attempts.note_failure(lease.instance, error)
-                if is_reply_lost(error):
-                    tools.observer.prefill_reply_lost(lease.instance)
-                await self._before_retry(Role.PREFILL, error)
-            except BaseException:
-                lease.close()
-                raise
+            lease = self._lease_prefiller(cost)
+            if lease is None:
+                return self._without_prefill("no_prefiller")
+            handoff = await self._try_prefill(lease)
+            if handoff is not None:
+                return handoff
+
+    def _lease_prefiller(self, cost: Cost) -> Lease | None:
+        """Lease a prefiller; None if a decoder is to do without."""
+        tools, avoid = self._tools, self._standing.avoided(Role.PREFILL)
+        try:
+            lease = self._attempts.lease(tools.fleet, Role.PREFILL, cost, avoid)
+        except NoInstance:
+            if tools.rules.decode_alone:
+                return None
+            raise
+        self._standing.prefill_leased()
+        return lease
+
+    async def _try_prefill(self, lease: Lease) -> Handoff | None:
+        """Make one prefill attempt; None if another one is to follow."""
+        tools, attempts, call = self._tools, self._attempts, self._call
+        call.account.prefill_attempts += 1
+        try:
+            with attempts.following(Role.PREFILL, tools.observer):
+                return await prefill(tools, self._request, call, lease)
+        except PDProxyError as error:
+            lease.close()
+            attempts.note_failure(lease.instance, error)
+            if is_reply_lost(error):
+                tools.observer.prefill_reply_lost(lease.instance)
+            if await self._goes_on(error):
+                return None
+            return self._without_prefill("prefill_failed")
+        except BaseException:
+            lease.close()
+            raise
 
     async def _decode(self, handoff: Handoff) -> Verdict | None:
         """Make one decode attempt; return how to go on, None when the answer is complete."""
         tools, request, call = self._tools, self._request, self._call
         cost = decode_cost(tools, request, handoff.prompt_tokens)
-        avoid = tools.pauses.current(tools.clock())
+        await self._standing.await_room(handoff, cost)
+        avoid = self._standing.avoided(Role.DECODE, cost.kv_tokens)
         with self._attempts.lease(tools.fleet, Role.DECODE, cost, avoid) as lease:
+            self._standing.leave()
             call.account.decode_attempts += 1
             try:
                 with self._attempts.following(Role.DECODE, tools.observer):
@@ -158,6 +190,24 @@ class Exchange:
             else:
                 return None
         return await self._before_retry(Role.DECODE, failure)
+
+    # --- what goes wrong
+
+    def _without_prefill(self, reason: str) -> Handoff:
+        """Let the decoder compute the prompt."""
+        self._is_alone = True
+        self._standing.prefill_leased()
+        return without_prefill(self._tools, self._request, self._call, reason)
+
+    async def _goes_on(self, error: PDProxyError) -> bool:
+        """Tell whether the prefill is tried again; False if a decoder is to do it alone."""
+        try:
+            await self._before_retry(Role.PREFILL, error)
+        except PDProxyError:
+            if self._tools.rules.decode_alone and is_instance_fault(error):
+                return False
+            raise
+        return True
 
     async def _before_retry(self, role: Role, error: PDProxyError) -> Verdict:
         """Return how to go on after a failure, having waited if the instance must have a pause.
@@ -197,7 +247,7 @@ class Exchange:
         made, most = self._attempts.made, self._tools.rules.max_attempts
         if made[role] >= most or (verdict in _ELSEWHERE_ONLY and not is_other_free):
             return True
-        needs_prefill = verdict in _FRESH and not self._request.is_decode_only
+        needs_prefill = verdict in _FRESH and not self._is_alone
         return needs_prefill and made[Role.PREFILL] >= most
 
     def _suspect_owner(self, handoff: Handoff) -> None:

@@ -19,6 +19,7 @@ from pdproxy.core.pauses import Pauses
 from pdproxy.core.retry import is_instance_fault, retry_after_s
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.admission import Admission, Visit
 from pdproxy.dispatch.orphans import Orphan, Orphans
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
@@ -46,6 +47,7 @@ class Tools:
     clock: Callable[[], float]
     rng: random.Random
     orphans: Orphans
+    admission: Admission
     pauses: Pauses = field(default_factory=Pauses)
     abilities: AbilityBook = field(default_factory=AbilityBook)
     turns: Turns = field(default_factory=Turns)
@@ -59,12 +61,14 @@ class Call:
         headers: for engines, without those that a leg adds.
         client_id: the client's own X-Request-Id, None if it sent none.
         span: what the legs belong into: the request's, or that of one of its rounds.
+        visit: the request's admission; None outside of `batch.answer`.
     """
 
     account: Account
     headers: HeaderList
     client_id: str | None
     span: Span = NO_SPAN
+    visit: Visit | None = None
 
 
 @dataclass(slots=True)
@@ -223,10 +227,10 @@ def check_status(response: Response, body: bytes) -> None:
         raise EngineAnswered(response.status, response.headers, body)
 
 
-def without_prefill(tools: Tools, request: GenerateRequest, call: Call) -> Handoff:
+def without_prefill(tools: Tools, request: GenerateRequest, call: Call, reason: str) -> Handoff:
     """Return the hand-off of a request that a decoder computes alone."""
     cost = prefill_cost(tools, request)
-    tools.observer.prefill_skipped("decode_only")
+    tools.observer.prefill_skipped(reason)
     return Handoff(_engine_id(tools, call), prompt_tokens=cost.compute_tokens)
 
 
@@ -261,7 +265,8 @@ def _hand_off(
         lease.close()
         tools.observer.handle_missing(lease.instance)
     else:
-        lease.recharge(Cost(kv_tokens=prompt_tokens, body_bytes=request.body_bytes))
+        # The leg is over; what is left of it is the KV cache that is held for the decoder.
+        lease.recharge(Cost(requests=0, kv_tokens=prompt_tokens, body_bytes=request.body_bytes))
     return Handoff(
         engine_id,
         handle=handle,

@@ -55,6 +55,13 @@ async def pass_through(
     Raises:
         PDProxyError: no instance answered, or its answer broke off.
     """
+    async with tools.admission.admitted(0, account.timeline):
+        await _pass(tools, request, account, downstream)
+
+
+async def _pass(
+    tools: Tools, request: RawRequest, account: Account, downstream: RawDownstream
+) -> None:
     role = Role.DECODE if tools.fleet.available(Role.DECODE) else Role.PREFILL
     failed: list[Instance] = []
     size = len(request.body) if isinstance(request.body, bytes) else 0

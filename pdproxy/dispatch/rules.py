@@ -34,6 +34,7 @@ class DispatchRules:
         recompute: continue what a decoder gave back; else it ends with an error.
         token_ids: when the engines are asked for token ids.
         continue_lost: continue an answer whose decoder was lost in the middle, too.
+        decode_alone: a decoder computes the prompt if no prefiller can; else the request fails.
         max_rounds: prefill and decode of one prompt, the first included.
     """
 
@@ -51,3 +52,4 @@ class DispatchRules:
     token_ids: TokenIds = TokenIds.AUTO
     continue_lost: bool = False
     max_rounds: int = 1
+    decode_alone: bool = False

@@ -73,6 +73,11 @@ class Bounds(BaseSettings):
         "for a KV handle that is not used to be released at its prefiller; engines give it up by "
         "themselves after 30 s and more",
     )
+    queue_timeout: types.Duration = _timeout(
+        30.0,
+        "a request may wait for its turn, 0: no limit; it has not been begun, so a client can try "
+        "again elsewhere",
+    )
     models_timeout: types.PositiveDuration = _timeout(3.0, "for one engine to answer /v1/models")
     shutdown_delay: types.Duration = _timeout(
         0.0,
@@ -116,6 +121,26 @@ class Bounds(BaseSettings):
         "N",
         "prompts of one list request in flight at once, so that one client cannot fill the "
         "engines' queues",
+    )
+    max_in_flight: types.Whole = _limit(
+        0, "N", "client requests that are worked on at once, 0: no limit; others wait"
+    )
+    max_queue: types.Whole = _limit(
+        1024,
+        "N",
+        "requests that wait for their turn; beyond them 429 with Retry-After. 0: none waits",
+    )
+    max_per_prefiller: types.Whole = _limit(
+        0, "N", "prompts in flight on one prefiller, 0: no limit; others wait"
+    )
+    max_per_decoder: types.Whole = _limit(
+        0, "N", "answers in flight on one decoder, 0: no limit; others wait"
+    )
+    kv_queue: types.Switch = _limit(
+        True,
+        "on|off",
+        "let requests wait while no decoder has room for their KV cache, as far as the decoders' "
+        "capacity is known; at the end of --queue-timeout the least full one gets them",
     )
     kv_release_concurrency: types.Whole = _limit(
         32,

@@ -24,7 +24,8 @@ ATTEMPT_OUTCOMES = ("success", "error", "abandoned")
 RECOMPUTE_RESULTS = ("resumed", "failed", "limit")
 FAILOVER_RESULTS = ("recovered", "failed", "abandoned")
 RETRY_REASONS = ("connect", "lost", "protocol", "timeout", "status_4xx", "status_5xx")
-REJECT_REASONS = ("no_instance", "overloaded")
+SKIP_REASONS = ("decode_only", "no_prefiller", "prefill_failed")
+REJECT_REASONS = ("no_instance", "overloaded", "queue_full", "queue_timeout")
 # What a request of each outcome is answered with most often.
 USUAL_STATUS = {
     Outcome.SUCCESS: "200",
@@ -119,6 +120,12 @@ class Instruments:
         self.rejected = self._counter(
             "rejected", "Requests that the proxy refused for the state it is in.", "reason"
         )
+        self.queue_depth = Gauge(
+            "pdproxy_admission_queue_depth",
+            "Requests, and prompts of such that are in flight, that wait for their turn.",
+            registry=self._registry,
+            multiprocess_mode="livesum",
+        )
         self.disconnects = self._counter(
             "client_disconnects", "Clients that left, by what their request waited for.", "phase"
         )
@@ -159,6 +166,12 @@ class Instruments:
             "What a generate request spent in the proxy, not waiting for engines or the client.",
             "endpoint",
             buckets=OWN_BUCKETS,
+        )
+
+        self.queue_wait = self._histogram(
+            "admission_wait_seconds",
+            "Time that requests waited for their turn which had to.",
+            buckets=TTFT_BUCKETS,
         )
 
     def _make_tokens(self) -> None:
@@ -239,7 +252,8 @@ class Instruments:
             self.rejected.labels(reason)
         for stage in Stage:
             self.disconnects.labels(stage)
-        self.skipped.labels("decode_only")
+        for reason in SKIP_REASONS:
+            self.skipped.labels(reason)
         self._begin_legs()
 
     def _begin_legs(self) -> None:

@@ -98,6 +98,14 @@ class Metrics:
 
     # --- dispatch: what happens on the way
 
+    def queue_changed(self, change: int) -> None:
+        """Count those that wait for their turn."""
+        self._made.queue_depth.inc(change)
+
+    def queue_left(self, seconds: float) -> None:
+        """Observe the time that one has waited."""
+        self._made.queue_wait.observe(seconds)
+
     def pulse_full(self, account: Account) -> None:
         """Count the gaps of a stream that still runs."""
         self._count_gaps(account, self._model(account))

@@ -7,6 +7,7 @@ import ssl
 
 from pydantic import SecretStr
 
+from pdproxy.core.admission import Limits
 from pdproxy.core.health import HealthRules
 from pdproxy.dispatch.orphans import ReleaseRules
 from pdproxy.dispatch.rules import DispatchRules, TokenIds
@@ -37,6 +38,7 @@ def dispatch_rules(settings: Settings) -> DispatchRules:
         token_ids=TokenIds(settings.token_ids),
         continue_lost=settings.continue_lost,
         max_rounds=settings.max_rounds,
+        decode_alone=settings.on_no_prefiller == "decode-only",
     )
 
 
@@ -55,6 +57,18 @@ def server_rules(settings: Settings, rng: random.Random) -> ServerRules:
         admin_token=_secret(settings.admin_token),
         debug_headers=settings.debug_headers,
         via=f"1.1 pdproxy-{rng.getrandbits(64):016x}",
+    )
+
+
+def admission_limits(settings: Settings) -> Limits:
+    """Return how many requests are let in, and how long the others wait."""
+    return Limits(
+        max_in_flight=settings.max_in_flight,
+        max_queue=settings.max_queue,
+        queue_s=_limit(settings.queue_timeout),
+        max_per_prefiller=settings.max_per_prefiller,
+        max_per_decoder=settings.max_per_decoder,
+        waits_for_kv=settings.kv_queue,
     )
 
 

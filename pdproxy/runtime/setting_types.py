@@ -20,6 +20,7 @@ from pdproxy.core.policy import POLICIES
 from pdproxy.runtime.instances_arg import engine_at, expand
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+ON_NO_PREFILLER = ("fail", "decode-only")
 TOKEN_IDS = ("auto", "always", "never")
 LOG_FORMATS = ("text", "json")
 MAX_PORT = 65_535
@@ -133,7 +134,7 @@ def _text(value: object) -> str:
 def _one_of(value: object, choices: tuple[str, ...]) -> str:
     spelled = _text(value).lower().replace("-", "_")
     for choice in choices:
-        if choice.lower() == spelled:
+        if choice.lower().replace("-", "_") == spelled:
             return choice
     raise ValueError(f"is not one of {', '.join(choices)}")
 
@@ -151,6 +152,11 @@ def read_log_format(value: object) -> str:
 def read_token_ids(value: object) -> str:
     """Read when token ids are asked for, in any case."""
     return _one_of(value, TOKEN_IDS)
+
+
+def read_on_no_prefiller(value: object) -> str:
+    """Read what happens without a prefiller; underscores do as well as dashes."""
+    return _one_of(value, ON_NO_PREFILLER)
 
 
 def read_policy(value: object) -> str:
@@ -236,6 +242,7 @@ PositiveDuration = Annotated[float, BeforeValidator(read_positive_duration)]
 Size = Annotated[int, BeforeValidator(read_size)]
 Switch = Annotated[bool, BeforeValidator(read_switch)]
 LogLevel = Annotated[str, BeforeValidator(read_log_level)]
+OnNoPrefiller = Annotated[str, BeforeValidator(read_on_no_prefiller)]
 TokenIds = Annotated[str, BeforeValidator(read_token_ids)]
 LogFormat = Annotated[str, BeforeValidator(read_log_format)]
 PolicyName = Annotated[str, BeforeValidator(read_policy)]

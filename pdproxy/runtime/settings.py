@@ -136,6 +136,12 @@ class Settings(Access, Bounds, Observing, Upkeep):
         "age at which a prefiller's KV handle is no longer used; has to be below the "
         "time after which the engines give up its KV cache (30 s in vLLM)",
     )
+    on_no_prefiller: types.OnNoPrefiller = _routing(
+        "fail",
+        "WHAT",
+        "when no prefiller serves, or all attempts on them failed: fail, with 503 and Retry-After, "
+        "or decode-only: a decoder computes the prompt itself",
+    )
     recompute: types.Switch = _routing(
         True,
         "on|off",

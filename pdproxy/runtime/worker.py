@@ -26,6 +26,7 @@ from pdproxy.core.load import LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans
 from pdproxy.errors import ConfigError
@@ -36,6 +37,7 @@ from pdproxy.runtime.metrics_site import bind_metrics, metrics_site
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
+    admission_limits,
     client_limits,
     dispatch_rules,
     engine_ssl,
@@ -163,6 +165,7 @@ async def serving(
         clock=clock,
         rng=ids,
         orphans=orphans,
+        admission=Admission(admission_limits(settings), fleet, metrics, clock),
         abilities=AbilityBook(settings.reasoning_end_id),
     )
 

@@ -15,11 +15,13 @@ from typing import Any
 from aiohttp import web
 
 from pdproxy.connectors.pull import PullConnector
+from pdproxy.core.admission import Limits
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Load, LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
 from pdproxy.core.record import Change, InstanceRecord
+from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans, ReleaseRules
 from pdproxy.runtime.metrics import Metrics
@@ -168,6 +170,7 @@ async def stage_of(
             clock=time.monotonic,
             rng=rng,
             orphans=orphans,
+            admission=Admission(Limits(), fleet, metrics, time.monotonic),
         )
         context = Context(
             tools=tools,

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import orjson
 
 from pdproxy.connectors.pull import PullConnector
+from pdproxy.core.admission import Limits
 from pdproxy.core.api import Api, parse_generate
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, State
@@ -20,6 +21,7 @@ from pdproxy.core.policy import Candidate, Reason
 from pdproxy.core.retry import Phase
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.batch import answer
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.orphans import Orphans, ReleaseRules
@@ -117,6 +119,8 @@ class FakeObserver:
     missing: int = 0
     abandoned: list[str] = field(default_factory=list)
     lost_replies: int = 0
+    queued: int = 0
+    waits: list[float] = field(default_factory=list)
 
     def routed(self, role: Role, reason: Reason) -> None:
         self.routes.append((role, reason))
@@ -140,6 +144,13 @@ class FakeObserver:
     ) -> None:
         assert seconds >= 0
         self.attempts.append((instance.role, outcome, reason))
+
+    def queue_changed(self, change: int) -> None:
+        self.queued += change
+        assert self.queued >= 0
+
+    def queue_left(self, seconds: float) -> None:
+        self.waits.append(seconds)
 
     def retried(self, role: Role, reason: str) -> None:
         self.retries.append((role, reason))
@@ -257,6 +268,7 @@ async def stage(
     d: Sequence[Behaviour | None] = (None,),
     *,
     limits: ClientLimits | None = None,
+    admission: Limits | None = None,
     **rules: Any,
 ) -> AsyncIterator[Stage]:
     """Start an engine per behaviour, None for a healthy one; `rules` replace those of RULES."""
@@ -286,5 +298,6 @@ async def stage(
             clock=clock,
             rng=random.Random(0),
             orphans=orphans,
+            admission=Admission(admission or Limits(), fleet, observer, clock),
         )
         yield Stage(tools, client, observer, clock, engines[Role.PREFILL], engines[Role.DECODE])

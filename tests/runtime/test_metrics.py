@@ -81,6 +81,8 @@ class Rig:
         self.metrics.handle_missing(self.p1)
         self.metrics.handle_abandoned(self.p1, "released")
         self.metrics.prefill_reply_lost(self.p1)
+        self.metrics.queue_changed(1)
+        self.metrics.queue_left(0.5)
 
     def families(self):
         page = self.metrics.exposition()[0].decode()
@@ -291,7 +293,8 @@ def test_refusals_and_departures_are_counted_by_their_cause(rig):
     timeline.mark_received(0.0)
     rig.request(made=timeline, outcome=Outcome.CLIENT_DISCONNECTED, status=499)
 
-    assert rig.samples("pdproxy_rejected_total") == {("no_instance",): 1, ("overloaded",): 0}
+    others = {("overloaded",): 0, ("queue_full",): 0, ("queue_timeout",): 0}
+    assert rig.samples("pdproxy_rejected_total") == {("no_instance",): 1, **others}
     left = rig.samples("pdproxy_client_disconnects_total")
     assert {phase: count for (phase,), count in left.items() if count} == {"queue": 1}
     assert len(left) == len(Stage)
