@@ -17,6 +17,7 @@ TESTED_ELSEWHERE = {
     "core/judge": "tests/core/test_fleet.py",
     "core/lease": "tests/core/test_fleet.py",
     "core/members": "tests/core/test_fleet.py",
+    "runtime/following": "tests/runtime/test_reload.py",
     "runtime/upkeep": "tests/runtime/test_settings.py",
     "runtime/watch": "tests/runtime/test_roster.py",
     "core/record": "tests/runtime/test_roster.py",

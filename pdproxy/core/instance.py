@@ -39,6 +39,7 @@ class Source(StrEnum):
 
     CONFIGURED = "configured"  # flags, environment, file
     CALL = "call"  # POST /instances/add
+    NAME = "name"  # an address of --prefiller-dns or --decoder-dns
 
 
 class State(StrEnum):

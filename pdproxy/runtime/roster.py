@@ -18,6 +18,7 @@ from pdproxy.upstream.prober import Prober
 
 logger = logging.getLogger(__name__)
 
+FILE_GROUP = "configuration"  # flags, environment and file
 LESSONS_INTERVAL_S = 10.0  # far below the time for which a lesson is believed
 
 
@@ -41,6 +42,8 @@ class FleetRoster:
         self._panicking: set[Role] = set()
         self._timers: dict[Instance, asyncio.TimerHandle] = {}
         self._departed = Departed(clock)
+        # Who is wanted by the configuration and by each name.
+        self._groups: dict[tuple[Role, str], tuple[Endpoint, ...]] = {}
         fleet.members.on_move(self._moved)
 
     async def start(self, configured: Iterable[tuple[Role, Endpoint]], wait_s: float) -> None:
@@ -48,7 +51,10 @@ class FleetRoster:
 
         Engines that are up already then serve from the first request on.
         """
+        configured = tuple(configured)
         instances = [self._fleet.add(role, endpoint)[0] for role, endpoint in configured]
+        for role in Role:
+            self._groups[role, FILE_GROUP] = tuple(e for r, e in configured if r is role)
         self._forgetting = spawn(self._forget_lessons(), name="lessons")
         try:
             async with asyncio.timeout(wait_s):
@@ -97,6 +103,34 @@ class FleetRoster:
         if self._fleet.find(role, endpoint) is None and departed is None:
             return Change.UNKNOWN
         return self._register(role, endpoint, departed.source if departed else Source.CALL)
+
+    async def follow(
+        self, role: Role, group: str, endpoints: Iterable[Endpoint], source: Source
+    ) -> int:
+        """Let what is new in a group join, and drain what it no longer has.
+
+        Whoever another group has as well, or a call has added, stays. What is in the group
+        already is left as it is, drained by a call or not.
+
+        Returns:
+            How many instances have changed.
+        """
+        wanted = {endpoint.key: endpoint for endpoint in endpoints}
+        before = {endpoint.key: endpoint for endpoint in self._groups.get((role, group), ())}
+        self._groups[role, group] = tuple(wanted.values())
+        changes = 0
+        for key in wanted.keys() - before.keys():
+            was = self._fleet.find(role, wanted[key])
+            changes += self._register(role, wanted[key], source) is not Change.UNCHANGED
+            logger.info("%s %s: %s is new%s", group, role, wanted[key], " here" if was else "")
+        others = {e.key for (r, _), all_of in self._groups.items() if r is role for e in all_of}
+        for key in before.keys() - wanted.keys() - others:
+            member = self._fleet.members.find(role, before[key])
+            if member is not None and member.source is not Source.CALL:
+                logger.info("%s %s: %s is no longer there", group, role, before[key])
+                await self.drain(role, before[key], None)
+                changes += 1
+        return changes
 
     async def describe(self) -> list[InstanceRecord]:
         """Return all instances, prefillers first, then those that have gone of late."""

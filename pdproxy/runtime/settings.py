@@ -6,7 +6,7 @@ stands for "no limit" only where the help says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Self, TypeVar
 
@@ -55,6 +55,7 @@ class Settings(Access, Bounds, Observing, Upkeep):
 
     Attributes:
         origins: per field that was set, where its value came from.
+        reread: reads the same sources again; None if it was built without them.
     """
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
@@ -209,6 +210,7 @@ class Settings(Access, Bounds, Observing, Upkeep):
     )
 
     origins: Mapping[str, Origin] = Field(default={}, exclude=True, repr=False)
+    reread: Callable[[], Settings] | None = Field(default=None, exclude=True, repr=False)
 
     @classmethod
     def settings_customise_sources(  # type: ignore[explicit-override]  # typing has it from 3.12

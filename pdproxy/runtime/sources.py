@@ -7,6 +7,7 @@ never the value of a secret.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -81,6 +82,7 @@ def load_settings(argv: Sequence[str], environ: Mapping[str, str]) -> Settings:
     if isinstance(path, str):
         layers.append(_file_layer(path))
     merged = _merge(layers)
+    merged.values["reread"] = functools.partial(load_settings, tuple(argv), dict(environ))
     faults = [fault for layer in layers for fault in layer.faults]
     settings, more = _validate(merged)
     if settings is None or faults:

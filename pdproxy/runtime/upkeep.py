@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic_settings import BaseSettings
 
 from pdproxy.runtime import setting_types as types
-from pdproxy.runtime.options import Group, Option, setting
+from pdproxy.runtime.options import Arity, Group, Option, setting
 
 T = TypeVar("T")
 
@@ -16,8 +16,27 @@ def _health(default: T, metavar: str, text: str) -> T:
     return setting(default, Option(Group.HEALTH, metavar, text))
 
 
+def _name(default: T, text: str) -> T:
+    return setting(default, Option(Group.INSTANCES, "NAME:PORT", text, arity=Arity.GROWING))
+
+
 class Upkeep(BaseSettings):
-    """Probes, ejection and slow start; part of `Settings`."""
+    """Names, probes, ejection and slow start; part of `Settings`."""
+
+    # --- Instances
+    prefiller_dns: tuple[types.Instances, ...] = _name(
+        (), "names of prefillers with ports: every address of a name is one, in the same form"
+    )
+    decoder_dns: tuple[types.Instances, ...] = _name((), "names of decoders, in the same form")
+    dns_interval: types.PositiveDuration = setting(
+        10.0,
+        Option(
+            Group.INSTANCES,
+            "SECONDS",
+            "between two resolutions of --prefiller-dns and --decoder-dns; addresses that are no "
+            "longer there are drained, and a resolution that fails changes nothing",
+        ),
+    )
 
     # --- Health
     probe_interval: types.PositiveDuration = _health(

@@ -84,8 +84,9 @@ class Watch:
     async def _follow(self, instance: Instance) -> None:
         if self._fleet.is_pending(instance) and not await self._has_joined(instance):
             return
-        # The first probes of several are spread over the whole interval.
-        spread = self._rng.uniform(0, 1)
+        # Those in service are probed spread over the whole interval, a new one at once.
+        is_new = self._fleet.state(instance) is State.JOINING
+        spread = 0.0 if is_new else self._rng.uniform(0, 1)
         while True:
             await asyncio.sleep(self._rules.probe_interval_s * spread)
             spread = self._rng.uniform(1 - JITTER, 1 + JITTER)

@@ -30,6 +30,7 @@ from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans
 from pdproxy.errors import ConfigError
+from pdproxy.runtime.following import following
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.logs import log_access, setup_logging
 from pdproxy.runtime.metrics import Metrics
@@ -191,7 +192,7 @@ async def serving(
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)
             site = metrics_site(context, bind_metrics(settings))
-            async with site, _listening(settings, context, sockets):
+            async with following(settings, roster), site, _listening(settings, context, sockets):
                 host, port = sockets[0].getsockname()[:2]
                 yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, shutdown=shutdown)
         finally:

@@ -99,8 +99,8 @@ def test_beginnings_that_the_reference_accepts_keep_their_meaning(
         ),
         pytest.param(
             ["--decode"],
-            "argument 1: --decode may mean --decode-policy, --decoder-hosts, --decoder-ports, "
-            "--decoders",
+            "argument 1: --decode may mean --decode-policy, --decoder-dns, --decoder-hosts, "
+            "--decoder-ports, --decoders",
             id="ambiguous",
         ),
         pytest.param(["A:1"], "argument 1 ('A:1') follows no option", id="stray"),
