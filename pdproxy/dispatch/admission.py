@@ -19,7 +19,7 @@ from pdproxy.core.instance import Instance, Role
 from pdproxy.core.timeline import Stage, Timeline
 from pdproxy.errors import QueueFull, QueueTimeout
 
-# What other processes let go is seen by looking.
+# What other processes let go, and what has been learned, is seen by looking.
 LOOK_S = 0.05
 
 
@@ -135,6 +135,9 @@ class Admission:
         self._pending = Pending()
         self._requests: Line[_Waiter] = Line()
         self._places: Line[_Waiter] = Line()
+        # Asked for several times per request, and seldom changing: found out now and then.
+        self._minds_instances = False
+        self._asked_s = -math.inf
         self._look: asyncio.TimerHandle | None = None
 
     @property
@@ -194,9 +197,10 @@ class Admission:
 
     def avoided(self, role: Role, kv_tokens: int) -> Collection[Instance]:
         """Return the instances that should not get one more such leg."""
-        if not self.minds_instances:
+        limits = self._limits
+        if not self.minds_instances or (role is Role.PREFILL and not limits.max_per_prefiller):
             return ()
-        limits, candidates = self._limits, self._fleet.candidates(role)
+        candidates = self._fleet.candidates(role)
         if role is Role.PREFILL:
             return full(candidates, limits.max_per_prefiller, 0)
         return full(candidates, limits.max_per_decoder, kv_tokens if limits.waits_for_kv else 0)
@@ -226,13 +230,18 @@ class Admission:
     @property
     def minds_instances(self) -> bool:
         """Whether there is anything that could keep a prompt from the instances."""
-        limits = self._limits
-        if limits.max_per_decoder or limits.max_per_prefiller:
-            return True
-        return limits.waits_for_kv and self._fleet.knows_capacity(Role.DECODE)
+        now_s = self._clock()
+        if now_s >= self._asked_s + LOOK_S:
+            self._asked_s = now_s
+            limits = self._limits
+            has_caps = bool(limits.max_per_decoder or limits.max_per_prefiller)
+            has_known = limits.waits_for_kv and self._fleet.knows_capacity(Role.DECODE)
+            self._minds_instances = has_caps or has_known
+        return self._minds_instances
 
     def _blocker(self, need: Need) -> Blocker | None:
-        prefillers = self._fleet.candidates(Role.PREFILL) if need.prefill else ()
+        minds_prefillers = need.prefill and self._limits.max_per_prefiller
+        prefillers = self._fleet.candidates(Role.PREFILL) if minds_prefillers else ()
         decoders = self._fleet.candidates(Role.DECODE)
         return blocker(self._limits, prefillers, decoders, self._pending, need)
 

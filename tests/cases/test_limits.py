@@ -320,6 +320,54 @@ async def test_decoder_that_falls_silent_mid_stream_ends_it_with_an_error() -> N
     assert stage.d1.only_call.closed_early
 
 
+LONG = tuple(
+    word
+    for name in ("connect", "prefill", "first-token", "answer", "idle")
+    for word in (f"--{name}-timeout", "60")
+)
+SILENCES = [
+    pytest.param("prefill", behaviours.hang, "prefill", True, id="prefill"),
+    pytest.param("prefill", half_a_body, "idle", True, id="within-a-prefill"),
+    pytest.param("decode", behaviours.hang, "first-token", True, id="no-head-of-a-stream"),
+    pytest.param("decode", head_only, "first-token", True, id="no-event"),
+    pytest.param("decode", behaviours.hang, "answer", False, id="no-answer"),
+    pytest.param("decode", half_a_body, "idle", False, id="within-an-answer"),
+]
+
+
+@pytest.mark.case("C69")
+@pytest.mark.parametrize(("role", "silent", "limit", "stream"), SILENCES)
+async def test_each_silence_is_ended_by_its_own_limit_with_a_504(
+    role: str, silent: Behaviour, limit: str, stream: bool
+) -> None:
+    p, d = ([silent], [None]) if role == "prefill" else ([None], [silent])
+    args = (*LONG, f"--{limit}-timeout", "0.3", "--max-retries", "1")
+
+    async with scene(p, d, *args) as stage:
+        async with asyncio.timeout(20):
+            reply = await stage.post(CHAT, chat(stream=stream))
+        await stage.assert_quiescent()
+
+    assert reply.status == 504
+    assert reply.error["code"] == "upstream_timeout"
+    assert reply.error["type"] == "timeout_error"
+
+
+@pytest.mark.case("C69")
+async def test_request_that_waits_too_long_for_its_turn_is_a_429() -> None:
+    args = ("--max-in-flight", "1", "--queue-timeout", "0.3")
+    async with scene([None], [behaviours.late(2, behaviours.decode)], *args) as stage:
+        running = asyncio.get_running_loop().create_task(stage.post(CHAT, chat()))
+        await stage.p1.wait_for_calls(1)
+        reply = await stage.post(CHAT, chat(stream=True))
+        answered = await running
+
+    assert answered.status == 200
+    assert reply.status == 429
+    assert reply.error["code"] == "queue_timeout"
+    assert reply.headers["retry-after"] == "1"
+
+
 @pytest.mark.case("C69")
 async def test_engine_that_swallows_connection_attempts_is_left_for_another() -> None:
     async with FakeEngine("prefill") as p1, FakeEngine("decode") as d1:
