@@ -229,7 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--requests", type=int, default=10_000, help="how many (10000)")
     parser.add_argument("--concurrency", type=int, default=24, help="at a time (24)")
-    parser.add_argument("--blocks", type=int, default=17, help="KV blocks per decoder (17)")
+    parser.add_argument("--blocks", type=int, default=15, help="KV blocks per decoder (15)")
     parser.add_argument("--max-rounds", type=int, default=30, help="of the proxy (30)")
     modes = ("auto", "always", "never")
     parser.add_argument("--token-ids", choices=modes, default="auto", help="of the proxy (auto)")

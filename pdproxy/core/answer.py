@@ -97,6 +97,7 @@ class ChoiceAnswer:
         has_all_ids: every output came with its ids.
         echoed: characters at the start that repeat the prompt (`echo`).
         next_offset: where the text of the next token stands, by the log-probabilities so far.
+        entries: log-probabilities of output tokens so far, in delivered or waiting events.
         waiting: events that show nothing but tell of tokens, each with the number of ids up to it;
             they are delivered with the next text.
         finish_reason: None until it has ended.
@@ -122,6 +123,7 @@ class ChoiceAnswer:
     has_all_ids: bool = True
     echoed: int = 0
     next_offset: int = 0
+    entries: int = 0
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     finish_reason: str | None = None
 
@@ -141,7 +143,7 @@ class ChoiceAnswer:
     def tokens(self) -> int:
         """Output tokens that count: those with text, at the end all of them."""
         if not self.has_all_ids:
-            return max(self.outputs, self.counted)
+            return self.counted or self.outputs
         if self.finish_reason is not None:
             return len(self.token_ids)
         return max(self.shown, self.flushed)

@@ -214,6 +214,7 @@ def note_choice(kept: ChoiceAnswer, choice: Object, *, has_text: bool = False) -
     for piece in calls:
         _note_call(kept.tool_calls, piece)
     is_shown = bool(has_text or content or reasoning or calls)
+    kept.entries += count_entries(choice.get("logprobs"))
     note_offset(kept, choice.get("logprobs"))
     _note_ids(kept, choice.get("token_ids"), is_shown=is_shown)
     if kept.finish_reason is None:
@@ -267,6 +268,12 @@ def _note_ids(kept: ChoiceAnswer, ids: object, *, is_shown: bool) -> None:
         kept.flushed = len(kept.token_ids)
     else:
         kept.has_all_ids = False
+
+
+def count_entries(logprobs: object) -> int:
+    """Return of how many tokens an event has log-probabilities, in either API."""
+    columns = as_object(logprobs)
+    return len(as_list(columns.get("content")) or as_list(columns.get("tokens")))
 
 
 def _note_call(calls: dict[int, ToolCall], piece: Object) -> None:

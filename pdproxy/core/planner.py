@@ -56,6 +56,7 @@ from pdproxy.core.resume import (
     by_turn,
     output_limit,
 )
+from pdproxy.core.stops import holds_back
 from pdproxy.core.traits import has_grammar, has_media, is_repeatable, may_call_tools
 from pdproxy.core.withheld import lags_behind
 
@@ -145,6 +146,7 @@ def note_echo(request: GenerateRequest, answer: Answer) -> None:
     for choice in answer.choices.values():
         if prompt and str(choice.content).startswith(prompt):
             choice.echoed = len(prompt)
+            choice.entries = max(0, choice.entries - answer.prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,8 @@ class _Cut:
     def is_uncounted(self) -> bool:
         """Whether nothing tells how many tokens the text has; what opens reasoning counts, too."""
         choice = self.choice
-        is_counted = choice.has_all_ids or 0 < choice.counted <= choice.outputs
+        outputs = choice.outputs - holds_back(self.request)
+        is_counted = choice.has_all_ids or 0 < choice.counted <= outputs
         return bool(choice.thoughts) and not is_counted
 
     @property

@@ -17,6 +17,7 @@ from pdproxy.core.jsonfields import JsonFields, Raw, raw
 from pdproxy.core.plain import Object, as_text, as_whole
 from pdproxy.core.prompts import prompt_text, with_open_turn
 from pdproxy.core.resume import output_limit
+from pdproxy.core.stops import holds_back
 from pdproxy.core.traits import has_media, may_call_tools
 from pdproxy.core.withheld import lags_behind
 
@@ -54,9 +55,11 @@ def recount(request: GenerateRequest, answer: Answer, index: int, end_id: int | 
         yield from _Ids(request, choice, end_id).match()
         return
     limit = output_limit(request)
-    is_at_limit = limit is not None and choice.tokens >= limit
-    if not is_at_limit and not 0 < choice.counted <= choice.outputs:
-        yield from _count(request, answer, choice)
+    is_at_limit = limit is not None and choice.counted >= limit
+    # What an engine held back comes as an event without a token.
+    outputs = choice.outputs - holds_back(request)
+    if not is_at_limit and not 0 < choice.counted <= outputs:
+        yield from _count(request, answer, choice, outputs)
 
 
 class _Ids:
@@ -119,7 +122,7 @@ class _Ids:
             choice.held.text += more
 
 
-def _count(request: GenerateRequest, answer: Answer, choice: ChoiceAnswer) -> Asking:
+def _count(request: GenerateRequest, answer: Answer, choice: ChoiceAnswer, least: int) -> Asking:
     """Count the tokens of the text as part of a prompt, which it is about to be."""
     question = _rendered(request, choice)
     if question is None or not answer.prompt_tokens:
@@ -130,7 +133,7 @@ def _count(request: GenerateRequest, answer: Answer, choice: ChoiceAnswer) -> As
         return
     tokens = total - answer.prompt_tokens
     if not choice.counted:
-        choice.outputs = max(tokens, choice.outputs)
+        choice.outputs = tokens if tokens >= least else choice.outputs
     elif choice.counted - _MAX_HALF_TOKENS <= tokens <= choice.counted:
         choice.outputs = choice.counted = tokens
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pdproxy.core import sse
 from pdproxy.core.answer import ChoiceAnswer
 from pdproxy.core.jsonfields import encode
+from pdproxy.core.keeper import count_entries
 from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
 from pdproxy.core.withheld import TEXT_FIELDS
 from pdproxy.errors import RecomputeUnsupported
@@ -15,9 +16,10 @@ class Skip:
 
     Args:
         choice: as far as it was delivered; read once, now.
+        entries: how many log-probabilities were delivered, where no ids tell of which tokens.
     """
 
-    def __init__(self, choice: ChoiceAnswer) -> None:
+    def __init__(self, choice: ChoiceAnswer, entries: int = 0) -> None:
         reasoning = str(choice.reasoning)
         content = str(choice.content)[choice.echoed :]
         self._known = dict.fromkeys(TEXT_FIELDS, reasoning) | {"content": content}
@@ -25,6 +27,7 @@ class Skip:
             index: (call.name, call.arguments) for index, call in choice.tool_calls.items()
         }
         self._ids = len(choice.token_ids)
+        self._entries = 0 if self._ids else entries
 
     def apply(self, choice: Object) -> None:
         """Take out of one choice of an event what is known.
@@ -41,6 +44,10 @@ class Skip:
         if as_list(delta.get("tool_calls")):
             rest = [self._rest_of_call(piece) for piece in as_objects(delta["tool_calls"])]
             delta["tool_calls"] = [piece for piece in rest if piece is not None]
+        if self._entries:
+            count = min(self._entries, count_entries(choice.get("logprobs")))
+            self._entries -= count
+            choice["logprobs"] = _without_first(choice.get("logprobs"), count)
         ids = as_list(choice.get("token_ids"))
         known = min(self._ids, len(ids))
         if known:

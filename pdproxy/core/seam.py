@@ -14,7 +14,7 @@ from pdproxy.core.answer import Answer, ChoiceAnswer, Held
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import decode, encode
-from pdproxy.core.keeper import note_choice, note_head
+from pdproxy.core.keeper import count_entries, note_choice, note_head
 from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
 from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
@@ -71,7 +71,7 @@ class Seam:
         self._before = self._choice.tokens  # output tokens of the earlier rounds
         is_replay = resume.way is Way.REPLAY
         self._offset = self._choice.echoed if is_replay else self._choice.next_offset
-        self._skip = Skip(self._choice) if is_replay else _told(self._choice, resume)
+        self._skip = _told(self._choice, resume)
         self._withheld = Withheld(request, self._choice, resume)
         self._repeated = self._prompt_text()
         self._is_at_own_limit = False
@@ -217,7 +217,13 @@ def _settle(request: GenerateRequest, choice: ChoiceAnswer, resume: Resume) -> N
         kept = 0 if resume.way is Way.AGAIN else max(choice.shown, choice.flushed, choice.told)
         choice.held = Held()
         choice.outputs = 0
-    choice.waiting = _kept_waiting(choice, kept)
+    choice.waiting, waited = _kept_waiting(choice, kept), choice.waiting
+    if not choice.has_all_ids:
+        # What waits shows nothing, so the round makes it again, whatever the way.
+        choice.waiting = []
+        choice.entries -= sum(_entries(event) for _, event in waited)
+    if resume.way is Way.AGAIN:
+        choice.entries = 0
     # Ids that were told stay: the round makes them again, and then they are left out.
     told = max(choice.told, choice.whole) if resume.way in _GOES_ON else 0
     del choice.token_ids[max(kept, told) :]
@@ -229,8 +235,19 @@ def _settle(request: GenerateRequest, choice: ChoiceAnswer, resume: Resume) -> N
 
 def _told(choice: ChoiceAnswer, resume: Resume) -> Skip | None:
     """Return what leaves out the ids that were told but that the round makes again."""
+    if resume.way is Way.REPLAY:
+        return Skip(choice, choice.entries)
     ids = choice.token_ids[resume.kept_ids :] if resume.way in _GOES_ON else None
-    return Skip(ChoiceAnswer(token_ids=ids)) if ids else None
+    if ids:
+        return Skip(ChoiceAnswer(token_ids=ids))
+    # Without ids, what was told beyond the tokens of the text is told again.
+    entries = 0 if choice.has_all_ids else max(0, choice.entries - choice.tokens)
+    return Skip(ChoiceAnswer(), entries) if entries else None
+
+
+def _entries(event: bytes) -> int:
+    choices = as_objects(as_object(plain(sse.data_of(event))).get("choices"))
+    return sum(count_entries(choice.get("logprobs")) for choice in choices)
 
 
 def _kept_waiting(choice: ChoiceAnswer, kept: int) -> list[tuple[int, bytes]]:

@@ -239,3 +239,12 @@ def test_messages_are_counted_as_they_will_be_rendered():
 )
 def test_what_has_no_answer_is_not_asked(request_, answer):
     assert asked(request_, answer) == []
+
+
+def test_text_that_was_held_back_comes_in_an_event_without_a_token():
+    held = {"stop": [" zz"]}
+    answer = uncounted(" the of", outputs=3)
+
+    asked(completions(max_tokens=20, **held), answer)
+
+    assert answer.choice(0).tokens == 2

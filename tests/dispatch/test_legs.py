@@ -1,3 +1,6 @@
+import random
+from dataclasses import replace
+
 import pytest
 
 from pdproxy.core.api import Api, parse_generate
@@ -6,7 +9,9 @@ from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import NO_LOAD, Cost, LoadBoard
 from pdproxy.core.policy import Reason
 from pdproxy.dispatch.legs import (
+    Call,
     Handoff,
+    _engine_id,
     attempt,
     decode_cost,
     failure_reason,
@@ -30,6 +35,17 @@ from tests.dispatch.stage import FirstOne, stage
 
 def parse(body: bytes, api: Api = Api.COMPLETIONS):
     return parse_generate(api, body)
+
+
+@pytest.mark.case("C38")
+@pytest.mark.parametrize("client_id", [None, "same"])
+async def test_no_two_of_many_requests_have_one_id_at_the_engines(client_id):
+    async with stage(p=[], d=[]) as play:
+        tools = replace(play.tools, rng=random.SystemRandom())
+        call = Call(play.account, [], client_id)
+        ids = {_engine_id(tools, call) for _ in range(10_000)}
+
+    assert len(ids) == 10_000
 
 
 async def test_exact_token_ids_need_no_estimate():
