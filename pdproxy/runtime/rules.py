@@ -97,6 +97,7 @@ def roster_rules(settings: Settings) -> RosterRules:
         probe_interval_s=settings.probe_interval,
         add_interval_s=settings.waiting_retry_interval,
         add_attempts=max(1, settings.max_waiting_retries),
+        scrape_interval_s=settings.scrape_interval,
     )
 
 

@@ -45,6 +45,12 @@ class Upkeep(BaseSettings):
     probe_timeout: types.PositiveDuration = _health(
         5.0, "SECONDS", "for an engine to answer a probe; a busy engine answers late"
     )
+    scrape_interval: types.Duration = _health(
+        15.0,
+        "SECONDS",
+        "between two looks at an engine's /metrics for its KV cache and queue, 0: none; engines "
+        "without it are fine",
+    )
     probe_failures: types.Count = _health(
         3,
         "N",

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import dataclass
 
 from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_attempt, wait_fixed
 
+from pdproxy.core.engine_metrics import read_report
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, State
 from pdproxy.tasks import spawn
@@ -33,12 +35,14 @@ class RosterRules:
     Attributes:
         probe_interval_s: between two probes of an instance.
         add_interval_s: the same for one that was added by a call and has not answered yet.
+        scrape_interval_s: between two looks at an engine's metrics; 0: none.
         add_attempts: probes after which one that was added by a call is given up.
     """
 
     probe_interval_s: float
     add_interval_s: float
     add_attempts: int
+    scrape_interval_s: float = 0.0
 
 
 class Watch:
@@ -87,14 +91,33 @@ class Watch:
         # Those in service are probed spread over the whole interval, a new one at once.
         is_new = self._fleet.state(instance) is State.JOINING
         spread = 0.0 if is_new else self._rng.uniform(0, 1)
+        scraped_s = -math.inf
         while True:
             await asyncio.sleep(self._rules.probe_interval_s * spread)
             spread = self._rng.uniform(1 - JITTER, 1 + JITTER)
             try:
-                await self.probe(instance)
+                found = await self.probe(instance)
+                if found.is_serving and self._is_scrape_due(scraped_s):
+                    scraped_s = self._now_s()
+                    await self._scrape(instance)
             except Exception:
                 # A watch that dies would leave an ejected instance out for ever.
                 logger.exception("a probe of %s failed by a bug; the next one goes on", instance)
+
+    async def _scrape(self, instance: Instance) -> None:
+        """Learn what the engine says of itself; what it said before stays if it says nothing."""
+        page = await self._prober.metrics(instance.endpoint)
+        # Not on the loop: a long page takes milliseconds.
+        if report := await asyncio.to_thread(read_report, page):
+            self._fleet.judge.engine_reported(instance, report)
+
+    def _is_scrape_due(self, scraped_s: float) -> bool:
+        interval_s = self._rules.scrape_interval_s
+        return interval_s > 0 and self._now_s() - scraped_s >= interval_s
+
+    @staticmethod
+    def _now_s() -> float:
+        return asyncio.get_running_loop().time()
 
     async def _has_joined(self, instance: Instance) -> bool:
         """Probe one that was added by a call until it answers or its attempts are spent."""

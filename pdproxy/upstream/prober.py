@@ -15,6 +15,8 @@ from pdproxy.core.instance import Endpoint
 
 HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
+METRICS_PATH = "/metrics"
+MAX_METRICS_BYTES = 4 << 20  # ten times the page of an engine with every histogram
 OK = 200
 NOT_FOUND = 404
 # A server without /health that asks for a key on /v1/models is there all the same.
@@ -94,6 +96,23 @@ class Prober:
         if status in good:
             return ProbeResult(True)
         return ProbeResult(False, why=f"{path} answered {status}")
+
+    async def metrics(self, endpoint: Endpoint) -> bytes:
+        """Return the start of the engine's metrics page; nothing if it has none."""
+        assert self._session is not None, "used outside `async with`"
+        try:
+            url = endpoint.url + METRICS_PATH
+            async with self._session.get(url, allow_redirects=False) as response:
+                if response.status != OK:
+                    return b""
+                page = bytearray()
+                async for part in response.content.iter_any():
+                    page += part
+                    if len(page) >= MAX_METRICS_BYTES:
+                        break
+                return bytes(page[:MAX_METRICS_BYTES])
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError):
+            return b""
 
     async def _status(self, endpoint: Endpoint, path: str) -> int:
         assert self._session is not None, "used outside `async with`"

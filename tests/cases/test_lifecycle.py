@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from pdproxy.sim.cluster import in_process
+from pdproxy.sim.config import SimConfig
 from tests.cases.scene import CHAT, Scene, chat, scene
 from tests.fakes import behaviours, client, toy
 from tests.fakes.client import Reply, assert_whole_stream
 from tests.fakes.engine import FakeEngine
 from tests.fakes.ports import free_port
-from tests.fakes.proxy import HasPort, running_proxy
+from tests.fakes.proxy import HasPort, proxy_here, running_proxy
 from tests.fakes.waiting import until, until_answer
 
 WATCHFUL = (
@@ -277,3 +280,20 @@ async def test_clients_errors_eject_nobody() -> None:
 
     assert {reply.status for reply in replies} == {400}
     assert state == "active"
+
+
+async def test_what_an_engine_says_of_itself_is_shown() -> None:
+    async with AsyncExitStack() as stack:
+        sim = await stack.enter_async_context(in_process(SimConfig()))
+        p1 = await stack.enter_async_context(FakeEngine("prefill"))
+        address = f"127.0.0.1:{sim.port}"
+        proxy = await stack.enter_async_context(proxy_here([p1], [address], *WATCHFUL))
+
+        async def has_said() -> bool:
+            return (await told(proxy, address))["engine"] is not None
+
+        await until_answer(has_said, 10.0)
+        one = await told(proxy, address)
+
+    assert one["engine"]["capacity_tokens"] == one["capacity_tokens"] > 0
+    assert one["engine"]["waiting"] == 0

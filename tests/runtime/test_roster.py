@@ -31,8 +31,12 @@ class FakeProber:
         self.up: set[Endpoint] = set()
         self.hung: set[Endpoint] = set()
         self.refusing: set[Endpoint] = set()
+        self.pages: dict[Endpoint, bytes] = {}
         self.probes: list[Endpoint] = []
         self.fault: Exception | None = None
+
+    async def metrics(self, endpoint: Endpoint) -> bytes:
+        return self.pages.get(endpoint, b"")
 
     async def probe(self, endpoint: Endpoint) -> ProbeResult:
         self.probes.append(endpoint)
@@ -166,6 +170,25 @@ async def test_a_bug_in_one_round_does_not_end_the_watch(caplog):
         made.prober.up.add(H1)
 
         await until(lambda: made.state(H1) is State.ACTIVE)
+
+
+async def test_what_an_engine_says_of_its_cache_is_known_unless_less_was_learned():
+    rules = RosterRules(0.01, 0.01, 3, scrape_interval_s=0.01)
+    async with rig(rules, H1, H2, up=[H1, H2]) as made:
+        info = b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+        made.prober.pages[H1] = info
+        await until(lambda: made.fleet.capacity_tokens(made.instance(H1)) == 1600)
+        with made.fleet.lease(Role.DECODE, Cost(kv_tokens=1000), avoid=[made.instance(H2)]):
+            made.fleet.note_exhausted(made.instance(H1))
+        made.prober.pages[H1] = info + b"vllm:num_requests_running 7\n"
+        member = made.fleet.members.find(Role.DECODE, H1)
+        await until(lambda: member.engine is not None and member.engine.running == 7)
+
+        assert made.fleet.capacity_tokens(made.instance(H1)) == 900
+        made.now_s += 301
+        made.fleet.judge.forget_old_lessons()
+        assert made.fleet.capacity_tokens(made.instance(H1)) == 1600
+        assert made.fleet.capacity_tokens(made.instance(H2)) is None
 
 
 # --- those added by a call

@@ -96,3 +96,15 @@ async def test_probes_carry_no_key_and_no_cookie_and_go_through_no_proxy(monkeyp
 async def test_prober_cannot_be_used_before_it_is_entered():
     with pytest.raises(AssertionError, match="async with"):
         await Prober(1, None).is_serving(Endpoint("h", 1))
+
+
+async def test_metrics_page_is_read_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr("pdproxy.upstream.prober.MAX_METRICS_BYTES", 5)
+    async with FakeEngine("decode") as engine, Prober(5.0, None) as prober:
+        endpoint = Endpoint.parse(engine.address)
+        engine.routes["/metrics"] = behaviours.json_answer({"long": "page"})
+        assert await prober.metrics(endpoint) == b'{"lon'
+        engine.routes["/metrics"] = status(404)
+        assert await prober.metrics(endpoint) == b""
+        await engine.stop()
+        assert await prober.metrics(endpoint) == b""
