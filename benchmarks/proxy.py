@@ -18,6 +18,15 @@ async def running(
     prefillers: Sequence[Child], decoders: Sequence[Child], *args: str
 ) -> AsyncIterator[str]:
     """Run the command in front of these engines; yield its URL once it is ready."""
+    async with started(prefillers, decoders, *args) as (url, _):
+        yield url
+
+
+@asynccontextmanager
+async def started(
+    prefillers: Sequence[Child], decoders: Sequence[Child], *args: str
+) -> AsyncIterator[tuple[str, int]]:
+    """Do the same; yield the process id, too."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -29,7 +38,7 @@ async def running(
     try:
         url = f"http://127.0.0.1:{port}"
         await _until_ready(url)
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         await process.wait()

@@ -274,8 +274,8 @@ class Engine:
         self.counters.finished[reason] += 1
 
     async def _idle(self) -> None:
-        """Sleep until there is something to do; pinned blocks may hold up the queue."""
-        next_expiry_s = self.handles.next_expiry_s() if self.waiting else None
+        """Sleep until there is something to do; a lease that ends gives its blocks back."""
+        next_expiry_s = self.handles.next_expiry_s()
         timeout_s = None if next_expiry_s is None else max(0.0, next_expiry_s - self._now())
         self._wake.clear()
         with suppress(TimeoutError):

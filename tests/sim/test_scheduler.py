@@ -172,6 +172,14 @@ async def test_pinned_blocks_hold_up_the_queue_until_the_lease_ends(session):
     assert sim.engine.handles.counts.expired == 1
 
 
+async def test_a_lease_ends_on_an_engine_with_nothing_else_to_do(session):
+    async with in_process(SimConfig(kv_lease_s=0.1)) as sim:
+        await prefill(session, sim, COMPLETIONS, {"prompt": list(range(300, 348))})
+        assert sim.books.held_blocks == 3
+
+        await until(lambda: sim.books.held_blocks == 0)
+
+
 async def test_several_tokens_can_come_in_one_event(session):
     async with in_process(SimConfig(tokens_per_step=4)) as sim:
         body = completion(max_tokens=10, stream=True, return_token_ids=True)
