@@ -34,6 +34,9 @@ from pdproxy.errors import (
 )
 from pdproxy.upstream.response import Response
 
+# Within a block of whole events: each but the first follows the last line break of another.
+_NEXT_EVENT = b"\ndata:"
+
 
 @dataclass(slots=True)
 class StreamFacts:
@@ -174,18 +177,19 @@ class StreamRelay:
             block = self._inspect(block)
         elif self._keeper is not None:
             kept = self._keeper.take(block)
-            block = self._inspect(block) if kept is None else self._counted(kept)
+            if kept is None:
+                block = self._inspect(block)
+            else:
+                block = kept
+                self._contents += 1 + kept.count(_NEXT_EVENT)
+        elif is_plain(block):
+            self._contents += 1 + block.count(_NEXT_EVENT)
         else:
-            block = self._counted(block) if is_plain(block) else self._inspect(block)
+            block = self._inspect(block)
         if downstream is None:
             self._hold(block)
         elif block:
             self._send(downstream, block)
-
-    def _counted(self, block: bytes) -> bytes:
-        """Count the events of a block of which each is content, and return it."""
-        self._contents += 1 + block.count(b"\ndata:")
-        return block
 
     def _inspect(self, block: bytes) -> bytes:
         """Read each event of a block and return what goes on."""

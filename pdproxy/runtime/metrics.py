@@ -24,6 +24,7 @@ from pdproxy.core.timeline import Stage
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.fleet_metrics import FleetCollector
 from pdproxy.runtime.instruments import OTHER_MODEL, STREAM_LABELS, Instruments
+from pdproxy.runtime.tally import Tally
 
 MAX_MODELS = 64
 
@@ -43,6 +44,7 @@ class Metrics:
         self._shown: set[Instance] = set()
         self._in_flight = 0
         self._made = Instruments(self.registry)
+        self._tally = Tally()
         for role in Role:
             for reason in Reason:
                 self._made.routed.labels(role, fleet.policy(role), reason)
@@ -65,21 +67,25 @@ class Metrics:
     def request_started(self, endpoint: str) -> None:
         """Count a request that has come in."""
         self._in_flight += 1
-        self._made.in_flight.labels(endpoint).inc()
+        self._tally.count(self._made.in_flight, endpoint)
 
     def request_finished(self, account: Account) -> None:
         """Count a request that has ended, once, under its outcome."""
         self._in_flight -= 1
-        made, endpoint, timeline = self._made, account.endpoint, account.timeline
-        made.in_flight.labels(endpoint).dec()
-        model = self._model(account)
-        stream = STREAM_LABELS[account.is_stream]
+        made, tally, endpoint = self._made, self._tally, account.endpoint
+        model, stream = self._model(account), STREAM_LABELS[account.is_stream]
         self._begin(endpoint, model, stream)
-        made.requests.labels(endpoint, model, stream, str(account.status), account.outcome).inc()
-        made.duration.labels(endpoint, model, stream).observe(timeline.total_s or 0.0)
+        status, outcome = str(account.status), account.outcome.value
+        tally.count(made.in_flight, endpoint, amount=-1)
+        tally.count(made.requests, endpoint, model, stream, status, outcome)
+        tally.observe(made.duration, account.timeline.total_s or 0.0, endpoint, model, stream)
         self._count_outcome(account)
         self._observe_times(account, model)
         self._count_tokens(account, model)
+
+    def flush(self) -> None:
+        """Let what was counted reach the metrics, where other processes can read it."""
+        self._tally.flush()
 
     @property
     def in_flight(self) -> int:
@@ -112,17 +118,17 @@ class Metrics:
 
     def routed(self, role: Role, reason: Reason) -> None:
         """Count the choice of an instance."""
-        self._made.routed.labels(role, self._fleet.policy(role), reason).inc()
+        self._tally.count(self._made.routed, role.value, self._fleet.policy(role), reason.value)
 
     def attempt_finished(
         self, instance: Instance, outcome: str, seconds: float, reason: str = ""
     ) -> None:
         """Count one attempt of a leg."""
-        made = self._made
-        made.attempts.labels(instance.role, instance.label, outcome).inc()
-        made.attempt_seconds.labels(instance.role).observe(seconds)
+        made, role, label = self._made, instance.role.value, instance.label
+        self._tally.count(made.attempts, role, label, outcome)
+        self._tally.observe(made.attempt_seconds, seconds, role)
         if reason:
-            made.attempt_errors.labels(instance.role, instance.label, reason).inc()
+            self._tally.count(made.attempt_errors, role, label, reason)
 
     def retried(self, role: Role, reason: str) -> None:
         """Count a leg that is tried again."""
@@ -164,7 +170,8 @@ class Metrics:
     # --- inside
 
     def _prepare(self) -> None:
-        """Read the fleet, on the loop; let the series of new instances begin."""
+        """Read fleet and tally, on the loop; let the series of new instances begin."""
+        self.flush()
         self._gauges.read()
         instances = {i for role in Role for i in self._fleet.instances(role)}
         for instance in instances - self._shown:
@@ -204,35 +211,31 @@ class Metrics:
             self._made.rounds.observe(account.rounds - 1)
 
     def _observe_times(self, account: Account, model: str) -> None:
-        made, timeline, endpoint = self._made, account.timeline, account.endpoint
+        made, tally = self._made, self._tally
+        timeline, endpoint = account.timeline, account.endpoint
         for stage, seconds in timeline.stages_s.items():
             if stage is not Stage.BODY:
-                made.stages.labels(stage, model).observe(seconds)
+                tally.observe(made.stages, seconds, stage.value, model)
         own_s = account.own_s
         if own_s is not None:
-            made.own.labels(endpoint).observe(own_s)
+            tally.observe(made.own, own_s, endpoint)
         if not account.is_stream:
             return
         if timeline.ttft_s is not None:
-            made.ttft.labels(endpoint, model).observe(timeline.ttft_s)
+            tally.observe(made.ttft, timeline.ttft_s, endpoint, model)
         self._count_gaps(account, model)
         if account.output_tokens is not None:
             tpot_s = timeline.tpot_s(account.output_tokens)
             if tpot_s is not None:
-                made.tpot.labels(endpoint, model).observe(tpot_s)
+                tally.observe(made.tpot, tpot_s, endpoint, model)
 
     def _count_gaps(self, account: Account, model: str) -> None:
-        """Add a stream's counts to the histogram, in one step per bucket."""
         pulse = account.pulse
-        if not pulse.noted or not account.is_stream:
-            return
-        histogram = self._made.itl.labels(account.endpoint, model)
-        # The library can only observe one value at a time, at a lock each.
-        for bucket, count in zip(histogram._buckets, pulse.counts, strict=True):  # noqa: SLF001 - as said
-            if count:
-                bucket.inc(count)
-        histogram._sum.inc(pulse.sum_s)  # noqa: SLF001 - as said
-        pulse.clear()
+        if pulse.noted and account.is_stream:
+            self._tally.observe_all(
+                self._made.itl, pulse.counts, pulse.sum_s, account.endpoint, model
+            )
+            pulse.clear()
 
     def _count_tokens(self, account: Account, model: str) -> None:
         counts = (
@@ -242,7 +245,7 @@ class Metrics:
         )
         for name, tokens in counts:
             if tokens:
-                self._made.tokens[name].labels(model).inc(tokens)
+                self._tally.count(self._made.tokens[name], model, amount=tokens)
 
 
 def _forget_others(counter: Counter, known: set[tuple[str | None, str]]) -> None:

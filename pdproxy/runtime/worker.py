@@ -50,6 +50,7 @@ from pdproxy.runtime.rules import (
     shutdown_rules,
 )
 from pdproxy.runtime.settings import Settings
+from pdproxy.runtime.tally import flushing
 from pdproxy.runtime.tracing import tracing
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
@@ -170,14 +171,14 @@ async def serving(
         abilities=AbilityBook(settings.reasoning_end_id),
     )
 
-    def forget(instance: Instance) -> None:
-        client.forget(instance.endpoint)
-
     async with (
         tracing(settings) as tracer,
         Prober(settings.probe_timeout, engine_tls) as prober,
+        flushing(metrics.flush),
     ):
-        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, forget, clock)
+        roster = FleetRoster(
+            fleet, prober, roster_rules(settings), rng, lambda i: client.forget(i.endpoint), clock
+        )
         context = Context(
             tools=tools,
             rules=server_rules(settings, ids),

@@ -384,19 +384,19 @@ async def test_scrape_of_64_instances_is_quick_and_holds_up_the_loop_for_less(ri
     scrapes_s = [await duration_s(lambda: rig.metrics.scrape("")) for _ in range(10)]
     loop_s = []
     for _ in range(10):
-        began = time.perf_counter()
+        began = time.process_time()
         rig.metrics._prepare()
-        loop_s.append(time.perf_counter() - began)
+        loop_s.append(time.process_time() - began)
 
-    # The least of several: what else runs on the machine is not what is measured.
+    # CPU time, and the least of several: what else runs on the machine is not what is measured.
     assert min(scrapes_s) < 0.05
     assert min(loop_s) < 0.005
 
 
 async def duration_s(call):
-    began = time.perf_counter()
+    began = time.process_time()
     await call()
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 async def test_two_scrapes_at_once_are_both_whole(rig):
