@@ -18,6 +18,7 @@ TESTED_ELSEWHERE = {
     "core/lease": "tests/core/test_fleet.py",
     "core/members": "tests/core/test_fleet.py",
     "runtime/following": "tests/runtime/test_reload.py",
+    "upstream/allowed": "tests/upstream/test_allowed.py",
     "runtime/upkeep": "tests/runtime/test_settings.py",
     "runtime/watch": "tests/runtime/test_roster.py",
     "core/record": "tests/runtime/test_roster.py",

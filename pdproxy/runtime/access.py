@@ -64,6 +64,18 @@ class Access(BaseSettings):
         "callers on this machine only",
         "secret",
     )
+    instance_allow: tuple[types.AllowEntry, ...] = setting(
+        (),
+        Option(
+            Group.SECURITY,
+            "NETWORK",
+            "the only addresses that engines may have, configured or added: networks such as "
+            "10.0.0.0/8, addresses, names. Names that are not listed are resolved for that, each "
+            "time a connection is opened. Without it, any",
+            arity=Arity.MANY,
+            separators=",",
+        ),
+    )
     ssl_certfile: types.File | None = _security(
         None,
         "FILE",

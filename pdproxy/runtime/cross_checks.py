@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from pdproxy.core.allow import AllowList
 from pdproxy.core.instance import Endpoint
 from pdproxy.runtime.instances_arg import engine_at, expand, is_own_address
 from pdproxy.runtime.options import flag_of
@@ -42,6 +43,7 @@ def cross_faults(settings: Settings) -> Iterator[CrossFault]:
     yield from _unpaired("prefiller", settings.prefiller_hosts, settings.prefiller_ports)
     yield from _unpaired("decoder", settings.decoder_hosts, settings.decoder_ports)
     yield from _own_address(settings)
+    yield from _not_allowed(settings)
     yield from _own_certificate(settings)
     yield from _engine_certificates(settings)
     if settings.tracing and find_spec("opentelemetry") is None:
@@ -69,6 +71,15 @@ def _own_address(settings: Settings) -> Iterator[CrossFault]:
         for number, entry in enumerate(entries, 1):
             for endpoint in expand(entry):
                 yield from _looped(settings, (f"{name}s",), f"value {number}", endpoint)
+
+
+def _not_allowed(settings: Settings) -> Iterator[CrossFault]:
+    if not settings.instance_allow:
+        return
+    allow = AllowList(settings.instance_allow)
+    for endpoint in (*settings.prefill_endpoints, *settings.decode_endpoints):
+        if allow.allows(endpoint.host) is False:
+            yield CrossFault(("instance_allow",), f"does not allow the instance {endpoint}")
 
 
 def _looped(

@@ -31,10 +31,10 @@ class FleetRoster:
         prober: Prober,
         rules: RosterRules,
         rng: random.Random,
-        on_gone: Callable[[Instance], None],
+        on_gone: Callable[[Endpoint], None],
         clock: Callable[[], float],
     ) -> None:
-        """Make a roster; `on_gone` is told of each instance that has left the fleet."""
+        """Make a roster; `on_gone` is told where each instance was that has left the fleet."""
         self._fleet = fleet
         self.watch = Watch(fleet, prober, rules, rng)
         self._on_gone = on_gone
@@ -176,7 +176,7 @@ class FleetRoster:
             self.watch.end(instance)
             self._stop_timer(instance)
             self._departed.note(self._fleet.record(member))
-            self._on_gone(instance)
+            self._on_gone(instance.endpoint)
 
     def _note_panic(self, role: Role) -> None:
         is_panicking = self._fleet.members.is_panicking(role)

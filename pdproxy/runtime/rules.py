@@ -8,6 +8,7 @@ import ssl
 from pydantic import SecretStr
 
 from pdproxy.core.admission import Limits
+from pdproxy.core.allow import AllowList
 from pdproxy.core.health import HealthRules
 from pdproxy.dispatch.orphans import ReleaseRules
 from pdproxy.dispatch.rules import DispatchRules, TokenIds
@@ -84,6 +85,11 @@ def release_rules(settings: Settings) -> ReleaseRules:
 def shutdown_rules(settings: Settings) -> ShutdownRules:
     """Return how much time requests have at the end."""
     return ShutdownRules(delay_s=settings.shutdown_delay, grace_s=settings.shutdown_grace)
+
+
+def allow_list(settings: Settings) -> AllowList | None:
+    """Return which addresses engines may have; None if that is not limited."""
+    return AllowList(settings.instance_allow) if settings.instance_allow else None
 
 
 def client_limits(settings: Settings) -> ClientLimits:

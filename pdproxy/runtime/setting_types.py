@@ -15,6 +15,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, SecretStr
 
+from pdproxy.core.allow import AllowList, is_address
 from pdproxy.core.instance import Endpoint
 from pdproxy.core.policy import POLICIES
 from pdproxy.runtime.instances_arg import engine_at, expand
@@ -188,6 +189,22 @@ def read_instances(value: object) -> str:
     return entry
 
 
+def read_allow_entry(value: object) -> str:
+    """Read a network, an address or a name.
+
+    Raises:
+        ValueError: none of them.
+    """
+    text = str(value).strip()
+    try:
+        AllowList([text])
+        if "/" not in text and not is_address(text):
+            Endpoint.of(text, 1)
+    except ValueError as error:
+        raise ValueError(f"is not a network, an address or a name: {error}") from None
+    return text
+
+
 def read_secret(value: object) -> SecretStr:
     """Read a key that has to travel in a header: visible ASCII characters."""
     text = _text(value.get_secret_value() if isinstance(value, SecretStr) else value)
@@ -249,6 +266,7 @@ PolicyName = Annotated[str, BeforeValidator(read_policy)]
 Host = Annotated[str, BeforeValidator(read_host)]
 EngineHost = Annotated[str, BeforeValidator(read_engine_host)]
 Instances = Annotated[str, BeforeValidator(read_instances)]
+AllowEntry = Annotated[str, BeforeValidator(read_allow_entry)]
 Secret = Annotated[SecretStr, BeforeValidator(read_secret)]
 KeyFile = Annotated[Path, BeforeValidator(read_keyed_file)]
 File = Annotated[Path, BeforeValidator(read_file)]

@@ -39,6 +39,7 @@ from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
     admission_limits,
+    allow_list,
     client_limits,
     dispatch_rules,
     engine_ssl,
@@ -152,8 +153,8 @@ async def serving(
     fleet = _make_fleet(settings, rng)
     recorder = Recorder()
     metrics = Reporter(fleet, recorder)
-    engine_tls = engine_ssl(settings)
-    client = EngineClient(client_limits(settings), ssl_context=engine_tls)
+    engine_tls, allow = engine_ssl(settings), allow_list(settings)
+    client = EngineClient(client_limits(settings), ssl_context=engine_tls, allow=allow)
     connector = PullConnector()
     orphans = Orphans(release_rules(settings), client, fleet, connector, metrics, clock)
     tools = Tools(
@@ -173,12 +174,10 @@ async def serving(
 
     async with (
         tracing(settings) as tracer,
-        Prober(settings.probe_timeout, engine_tls) as prober,
+        Prober(settings.probe_timeout, engine_tls, allow) as prober,
         flushing(metrics.flush),
     ):
-        roster = FleetRoster(
-            fleet, prober, roster_rules(settings), rng, lambda i: client.forget(i.endpoint), clock
-        )
+        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, client.forget, clock)
         context = Context(
             tools=tools,
             rules=server_rules(settings, ids),
@@ -189,6 +188,7 @@ async def serving(
             rng=ids,
             shutdown=shutdown,
             tracer=tracer,
+            allow=allow,
         )
         try:
             await roster.start(_configured(settings), FIRST_PROBES_S)

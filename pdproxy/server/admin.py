@@ -19,6 +19,7 @@ from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.intake import engine_headers, has_key, read_body
 from pdproxy.server.operations import listed, reply
+from pdproxy.upstream.allowed import is_admissible
 from pdproxy.upstream.limits import Timeouts
 
 RESET_TIMEOUTS = Timeouts(connect_s=5, head_s=30, idle_s=30)
@@ -30,6 +31,7 @@ async def add(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/add: each new engine joins once it answers a probe."""
     try:
         role, endpoints, _ = await targets(context, request)
+        await _check_allowed(context, endpoints)
     except PDProxyError as error:
         return refusal(error)
     changes = {str(e): await context.roster.add(role, e) for e in endpoints}
@@ -96,6 +98,14 @@ def _is_loopback(request: web.Request) -> bool:
         return ipaddress.ip_address(str(peer[0])).is_loopback if peer else False
     except ValueError:
         return False
+
+
+async def _check_allowed(context: Context, endpoints: list[Endpoint]) -> None:
+    """Raise Forbidden, before anything is connected, if one may not be an instance."""
+    verdicts = await asyncio.gather(*(is_admissible(context.allow, e) for e in endpoints))
+    refused = [str(e) for e, verdict in zip(endpoints, verdicts, strict=True) if not verdict]
+    if refused:
+        raise Forbidden(f"instances: not in --instance-allow: {', '.join(refused)}")
 
 
 async def targets(

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from pdproxy.core.allow import AllowList
 from pdproxy.core.history import Recent
 from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.record import Change, InstanceRecord
@@ -132,6 +133,7 @@ class Context:
     """What every handler shares.
 
     Attributes:
+        allow: which addresses engines may have; None for any.
         running: accounts of the requests in flight, by their `id()`.
     """
 
@@ -144,6 +146,7 @@ class Context:
     rng: random.Random
     shutdown: Shutdown
     tracer: RequestTracer = NO_TRACER
+    allow: AllowList | None = None
     running: dict[int, Account] = field(default_factory=dict)
 
     def is_stopping(self) -> bool:

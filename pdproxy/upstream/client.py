@@ -12,6 +12,7 @@ from collections.abc import AsyncIterable, Callable, Sequence
 from dataclasses import dataclass
 
 from pdproxy import errors, tasks
+from pdproxy.core.allow import AllowList
 from pdproxy.core.instance import Endpoint
 from pdproxy.upstream.connect import connect
 from pdproxy.upstream.connection import Connection
@@ -52,11 +53,16 @@ class EngineClient:
     """Sends requests to engines; belongs to one event loop, the one of its first request."""
 
     def __init__(
-        self, limits: ClientLimits | None = None, *, ssl_context: ssl.SSLContext | None = None
+        self,
+        limits: ClientLimits | None = None,
+        *,
+        ssl_context: ssl.SSLContext | None = None,
+        allow: AllowList | None = None,
     ) -> None:
         """Without `ssl_context`, https endpoints are checked against the system's authorities."""
         self._limits = limits or ClientLimits()
         self._ssl_context = ssl_context
+        self._allow = allow
         self._pool: Pool | None = None
         self._is_closed = False
 
@@ -153,7 +159,7 @@ class EngineClient:
                 # Reads files: not on the loop.
                 self._ssl_context = await asyncio.to_thread(ssl.create_default_context)
             context = self._ssl_context
-        return await connect(origin, timeouts.connect_s, context)
+        return await connect(origin, timeouts.connect_s, context, self._allow)
 
     def _open_pool(self) -> Pool:
         if self._is_closed:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
 
 from pdproxy import errors
+from pdproxy.core.allow import AllowList
+from pdproxy.core.instance import Endpoint
+from pdproxy.upstream.allowed import allowed_hosts
 from pdproxy.upstream.connection import Connection
 from pdproxy.upstream.pool import Origin
 
@@ -20,7 +24,10 @@ _KEEPALIVE_OPTIONS = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT
 
 
 async def connect(
-    origin: Origin, timeout_s: float, ssl_context: ssl.SSLContext | None
+    origin: Origin,
+    timeout_s: float,
+    ssl_context: ssl.SSLContext | None,
+    allow: AllowList | None = None,
 ) -> Connection:
     """Open a connection to an endpoint: name, TCP and, with a context, TLS.
 
@@ -34,13 +41,8 @@ async def connect(
     scope = asyncio.timeout(timeout_s)
     try:
         async with scope:
-            transport, _ = await asyncio.get_running_loop().create_connection(
-                lambda: connection,
-                endpoint.host,
-                endpoint.port,
-                ssl=ssl_context,
-                server_hostname=endpoint.host if ssl_context is not None else None,
-            )
+            hosts = await allowed_hosts(allow, endpoint)
+            transport = await _open(connection, endpoint, hosts, ssl_context)
         _set_options(transport)
     except (OSError, UnicodeError) as error:
         _give_up(origin, connection)
@@ -55,6 +57,24 @@ async def connect(
         _give_up(origin, connection)
         raise
     return connection
+
+
+async def _open(
+    connection: Connection, endpoint: Endpoint, hosts: list[str], tls: ssl.SSLContext | None
+) -> asyncio.BaseTransport:
+    """Connect to the first of `hosts` that takes it; the last one's failure counts."""
+    loop = asyncio.get_running_loop()
+    name = endpoint.host if tls is not None else None
+    for host in hosts[:-1]:
+        with contextlib.suppress(ConnectionError):
+            transport, _ = await loop.create_connection(
+                lambda: connection, host, endpoint.port, ssl=tls, server_hostname=name
+            )
+            return transport
+    transport, _ = await loop.create_connection(
+        lambda: connection, hosts[-1], endpoint.port, ssl=tls, server_hostname=name
+    )
+    return transport
 
 
 def _give_up(origin: Origin, connection: Connection) -> None:

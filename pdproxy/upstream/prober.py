@@ -11,7 +11,9 @@ from typing import Self
 
 import aiohttp
 
+from pdproxy.core.allow import AllowList
 from pdproxy.core.instance import Endpoint
+from pdproxy.upstream.allowed import NOT_ALLOWED, AllowedResolver
 
 HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
@@ -43,8 +45,14 @@ class ProbeResult:
 class Prober:
     """Probes engines; an async context manager that holds one client session."""
 
-    def __init__(self, timeout_s: float, ssl_context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self,
+        timeout_s: float,
+        ssl_context: ssl.SSLContext | None,
+        allow: AllowList | None = None,
+    ) -> None:
         """Make a prober; `timeout_s` is for one whole probe."""
+        self._allow = allow
         self._timeout_s = timeout_s
         self._ssl: ssl.SSLContext | bool = True if ssl_context is None else ssl_context
         self._session: aiohttp.ClientSession | None = None
@@ -53,7 +61,11 @@ class Prober:
         # Each default of the library that would surprise is set: proxies from the environment,
         # a cache of names, 100 connections, five minutes in total.
         connector = aiohttp.TCPConnector(
-            limit=0, use_dns_cache=False, force_close=True, ssl=self._ssl
+            limit=0,
+            use_dns_cache=False,
+            force_close=True,
+            ssl=self._ssl,
+            resolver=AllowedResolver(self._allow) if self._allow is not None else None,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -79,6 +91,8 @@ class Prober:
     async def probe(self, endpoint: Endpoint) -> ProbeResult:
         """Ask GET /health, or /v1/models of an engine that has no /health."""
         try:
+            if self._allow is not None and self._allow.allows(endpoint.host) is False:
+                raise PermissionError(errno.EACCES, NOT_ALLOWED)
             path, good = HEALTH_PATH, frozenset({OK})
             status = await self._status(endpoint, path)
             if status == NOT_FOUND:
@@ -89,7 +103,8 @@ class Prober:
         except aiohttp.ClientConnectorError as error:
             number = error.os_error.errno
             # The error's own text may hold the address in place of the reason.
-            why = os.strerror(number) if number is not None and number > 0 else str(error)
+            is_known = number is not None and number > 0 and number != errno.EACCES
+            why = os.strerror(number or 0) if is_known else str(error)
             return ProbeResult(False, number in _REFUSALS, f"probe: {why}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return ProbeResult(False, why=f"probe: {str(error) or type(error).__name__}")

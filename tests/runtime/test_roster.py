@@ -61,7 +61,7 @@ class Rig:
             self.prober,  # type: ignore[arg-type]  # a fake with the one method that is used
             rules,
             random.Random(0),
-            lambda instance: self.gone.append(instance.label),
+            lambda endpoint: self.gone.append(str(endpoint)),
             lambda: self.now_s,
         )
 
