@@ -11,6 +11,10 @@ import re
 
 from pdproxy.core.record import EngineReport
 
+# A cache of which less is held, by our count, tells nothing of what is shared.
+TELLING_SHARE = 0.25
+MIN_KV_WEIGHT = 0.05
+
 _LINE = re.compile(
     rb"^vllm:(cache_config_info|kv_cache_usage_perc|gpu_cache_usage_perc"
     rb"|num_requests_running|num_requests_waiting)(?:\{(.{0,4000})\})? +(\S{1,40})",
@@ -40,6 +44,20 @@ def read_report(page: bytes) -> EngineReport | None:
         waiting=_count(values.get(b"num_requests_waiting")),
     )
     return None if report == EngineReport() else report
+
+
+def kv_weight(report: EngineReport, held_tokens: int, before: float) -> float:
+    """Return what one token of KV cache that is held by our count takes on the engine, up to 1.
+
+    Requests that share a prefix share its blocks, and are counted apart here. It is the mean of
+    what this report shows and what was found `before`; a report of an engine that holds little
+    shows nothing.
+    """
+    capacity, usage = report.capacity_tokens, report.kv_usage
+    if capacity is None or usage is None or held_tokens < TELLING_SHARE * capacity:
+        return before
+    shown = min(1.0, max(MIN_KV_WEIGHT, usage * capacity / held_tokens))
+    return (before + shown) / 2
 
 
 def _capacity_tokens(labels: bytes) -> int:

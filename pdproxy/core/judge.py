@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from pdproxy.core.engine_metrics import kv_weight
 from pdproxy.core.instance import Instance, State
 from pdproxy.core.members import Members
 from pdproxy.core.record import EngineReport
@@ -113,11 +114,14 @@ class Judge:
         self._members.admit(member, is_warm=is_warm)
         return True
 
-    def engine_reported(self, instance: Instance, report: EngineReport) -> None:
-        """Note what an engine says of itself."""
+    def engine_reported(
+        self, instance: Instance, report: EngineReport, held_tokens: int = 0
+    ) -> None:
+        """Note what an engine says of itself, while requests hold so many tokens by our count."""
         member = self._members.get(instance)
         if member is not None:
             member.engine = report
+            member.kv_weight = kv_weight(report, held_tokens, member.kv_weight)
             member.settle_capacity()
 
     def forget_old_lessons(self) -> None:

@@ -34,6 +34,7 @@ class Member:
         "health",
         "instance",
         "is_cut",
+        "kv_weight",
         "learned_s",
         "learned_tokens",
         "leases",
@@ -59,13 +60,19 @@ class Member:
         self.is_cut = False  # its time for draining is over
         self.ramp: Ramp | None = None  # while it starts slowly
         self.engine: EngineReport | None = None  # what the engine says of itself
+        self.kv_weight = 1.0  # what a token counted here takes there, as shared prefixes are one
         self.learned_tokens: int | None = None  # what it held when it ran out
         self.capacity_tokens: int | None = None
         self.learned_s: float | None = None  # when that was learned from its running out
 
     def settle_capacity(self) -> None:
-        """Find the capacity to go by: what the engine reports, unless less was learned."""
+        """Find the capacity to go by: what the engine reports, unless less was learned.
+
+        Both are in tokens as they are counted here, for each request apart.
+        """
         reported = self.engine.capacity_tokens if self.engine is not None else None
+        if reported is not None:
+            reported = int(reported / self.kv_weight)
         known = [tokens for tokens in (reported, self.learned_tokens) if tokens is not None]
         self.capacity_tokens = min(known, default=None)
 

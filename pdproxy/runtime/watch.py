@@ -109,7 +109,8 @@ class Watch:
         page = await self._prober.metrics(instance.endpoint)
         # Not on the loop: a long page takes milliseconds.
         if report := await asyncio.to_thread(read_report, page):
-            self._fleet.judge.engine_reported(instance, report)
+            held_tokens = self._fleet.load(instance).kv_tokens
+            self._fleet.judge.engine_reported(instance, report, held_tokens)
 
     def _is_scrape_due(self, scraped_s: float) -> bool:
         interval_s = self._rules.scrape_interval_s

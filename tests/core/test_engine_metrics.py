@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdproxy.core.engine_metrics import read_report
+from pdproxy.core.engine_metrics import kv_weight, read_report
 from pdproxy.core.record import EngineReport
 
 PAGE = b"""# HELP vllm:cache_config_info Information of the LLMEngine CacheConfig
@@ -54,3 +54,24 @@ def test_page_without_them_says_nothing(page):
 def test_no_page_is_too_odd(noise):
     read_report(noise + PAGE + noise)
     read_report(PAGE.replace(b"16", noise))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "usage", "held", "before", "expected"),
+    [
+        pytest.param(1000, 0.5, 500, 1.0, 1.0, id="as-counted"),
+        pytest.param(1000, 0.5, 1000, 1.0, 0.75, id="half-is-shared"),
+        pytest.param(1000, 0.5, 1000, 0.5, 0.5, id="as-before"),
+        pytest.param(1000, 0.9, 300, 1.0, 1.0, id="others-use-it-too"),
+        pytest.param(1000, 0.0, 1000, 0.05, 0.05, id="least"),
+        pytest.param(1000, 0.0, 249, 0.7, 0.7, id="holds-little"),
+        pytest.param(None, 0.5, 1000, 0.7, 0.7, id="capacity-unknown"),
+        pytest.param(1000, None, 1000, 0.7, 0.7, id="use-unknown"),
+    ],
+)
+def test_weight_of_a_counted_token_follows_what_the_engine_uses(
+    capacity, usage, held, before, expected
+):
+    report = EngineReport(capacity_tokens=capacity, kv_usage=usage)
+
+    assert kv_weight(report, held, before) == pytest.approx(expected)

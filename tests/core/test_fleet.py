@@ -10,6 +10,7 @@ from pdproxy.core.health import HealthRules
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import NO_LOAD, Cost, Load, LoadBoard
 from pdproxy.core.policy import POLICIES
+from pdproxy.core.record import EngineReport
 from pdproxy.errors import NoInstance
 
 COST = Cost(compute_tokens=1000, kv_tokens=1200, body_bytes=4000)
@@ -473,6 +474,18 @@ def test_capacity_reaches_the_policy(fleet):
     fleet.set_capacity(full, None)
     assert fleet.capacity_tokens(full) is None
     assert fleet.lease(D, COST).instance is full
+
+
+def test_reported_capacity_is_counted_as_the_load_is_where_requests_share(fleet):
+    one = add(fleet, "h:1")
+    report = EngineReport(capacity_tokens=1000, kv_usage=0.25)
+    fleet.judge.engine_reported(one, report, 0)
+    assert fleet.capacity_tokens(one) == 1000
+
+    for _ in range(30):
+        fleet.judge.engine_reported(one, report, 1000)
+
+    assert fleet.capacity_tokens(one) == pytest.approx(4000, rel=0.01)
 
 
 def test_roles_are_apart(fleet):
