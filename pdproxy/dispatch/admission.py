@@ -21,6 +21,8 @@ from pdproxy.errors import QueueFull, QueueTimeout
 
 # What other processes let go, and what has been learned, is seen by looking.
 LOOK_S = 0.05
+# Of what has begun, at most: its client sees the answer stand still, or its KV handle grows old.
+MAX_STANDSTILL_S = 5.0
 
 
 class InFlight(Protocol):
@@ -267,7 +269,8 @@ class Admission:
         # What has begun holds KV cache, or has shown a client half an answer.
         rank_ = -math.inf if has_begun else rank(visit.priority, began_s, limits.queue_s)
         number = line.push(rank_, waiter)
-        longest_s = min(limit_s, math.inf if limits.queue_s is None else limits.queue_s)
+        own_s = MAX_STANDSTILL_S if has_begun else math.inf
+        longest_s = min(limit_s, own_s, math.inf if limits.queue_s is None else limits.queue_s)
         self._observer.queue_changed(1)
         self._look_soon()
         try:

@@ -13,7 +13,7 @@ from tests.fakes.client import Reply
 from tests.fakes.engine import FakeEngine
 
 # Too short to notice; pauses between rounds have a floor of their own.
-HASTE = ("--retry-delay", "0")
+HASTE = ("--retry-delay", "0", "--kv-queue", "off")
 
 Event = dict[str, Any]
 Edit = Callable[[list[Event]], list[Event]]

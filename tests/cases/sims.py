@@ -15,7 +15,7 @@ from tests.fakes.client import DONE, Reply
 from tests.fakes.proxy import HasPort, proxy_here
 from tests.fakes.waiting import until
 
-HASTE = ("--retry-delay", "0", "--max-rounds", "20")
+HASTE = ("--retry-delay", "0", "--kv-queue", "off", "--max-rounds", "20")
 
 
 @dataclass(slots=True)

@@ -44,7 +44,7 @@ async def storm(*args: str) -> tuple[int, list[Reply]]:
 @pytest.mark.case("C31")
 async def test_requests_wait_for_kv_cache_rather_than_to_be_computed_again() -> None:
     without, _ = await storm("--kv-queue=off")
-    recomputes, replies = await storm()
+    recomputes, replies = await storm("--kv-queue=on")
 
     assert {reply.status for reply in replies} == {200}
     assert not any(b'"error"' in reply.body for reply in replies)
@@ -55,7 +55,7 @@ async def test_requests_wait_for_kv_cache_rather_than_to_be_computed_again() -> 
 @pytest.mark.slow
 async def test_long_prompts_and_low_priority_do_not_starve() -> None:
     """Short and important requests keep coming; a long and a humble one are answered meanwhile."""
-    async with sims(SMALL, "--max-rounds=60", "--queue-timeout=20") as stage:
+    async with sims(SMALL, "--max-rounds=60", "--queue-timeout=20", "--kv-queue=on") as stage:
         await burst(stage, 12)
         is_over = False
 
