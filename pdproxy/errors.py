@@ -87,6 +87,14 @@ class MethodNotAllowed(PDProxyError):
     code = "method_not_allowed"
 
 
+class HeaderTimeout(PDProxyError):
+    """The client did not send the head of its request in time."""
+
+    status = 408
+    type = "timeout_error"
+    code = "header_timeout"
+
+
 class BodyTimeout(PDProxyError):
     """The client did not send its body in time."""
 

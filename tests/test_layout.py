@@ -23,6 +23,7 @@ TESTED_ELSEWHERE = {
     "runtime/watch": "tests/runtime/test_roster.py",
     "core/record": "tests/runtime/test_roster.py",
     "connectors/base": "tests/connectors/test_registry.py",
+    "server/protocol": "tests/cases/test_malformed_http.py",
     "dispatch/delivery": "tests/dispatch/test_generate.py",
     "dispatch/part": "tests/cases/test_recompute_streams.py",
     "dispatch/ports": "tests/dispatch/test_generate.py",

@@ -56,6 +56,11 @@ class Bounds(BaseSettings):
         "a client may leave a full buffer unread, 0: no limit; its decoder holds KV cache all the "
         "while",
     )
+    header_timeout: types.Duration = _timeout(
+        30.0,
+        "for a client to send the head of a request once it has begun, 0: no limit; ends clients "
+        "that trickle",
+    )
     body_timeout: types.Duration = _timeout(
         60.0, "for a client to send its body, 0: no limit; ends clients that trickle"
     )

@@ -55,6 +55,7 @@ from pdproxy.runtime.tally import flushing
 from pdproxy.runtime.tracing import tracing
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
+from pdproxy.server.protocol import ClientProtocol
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
 from pdproxy.upstream.prober import Prober
@@ -213,18 +214,24 @@ async def _listening(
         handler_cancellation=True,
         access_log=None,
         handle_signals=False,
-        keepalive_timeout=settings.keepalive_timeout,
-        max_line_size=settings.max_header_bytes,
-        max_field_size=settings.max_header_bytes,
         shutdown_timeout=TELLING_S,
-        tcp_keepalive=True,
     )
     await runner.setup()
     server = runner.server
     assert server is not None, "set up above"
     limit = max_connections(raise_descriptor_limit())
-    factory = bounded(server, lambda: len(server.connections), limit)
     loop, tls = asyncio.get_running_loop(), listener_ssl(settings)
+
+    def connection() -> ClientProtocol:
+        return ClientProtocol(
+            server,
+            loop=loop,
+            header_s=settings.header_timeout or None,
+            keepalive_s=settings.keepalive_timeout,
+            max_header_bytes=settings.max_header_bytes,
+        )
+
+    factory = bounded(connection, lambda: len(server.connections), limit)
     servers = [
         await loop.create_server(factory, sock=s, ssl=tls, backlog=settings.listen_backlog)
         for s in sockets

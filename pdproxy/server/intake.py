@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 
-from aiohttp import ClientPayloadError, web
+from aiohttp import ClientPayloadError, HttpVersion10, web
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
 from aiohttp.web_protocol import RequestPayloadError
 
@@ -41,9 +41,12 @@ def check_admission(rules: ServerRules, request: web.Request) -> None:
     """Refuse a request that came back to this proxy, and one without a key where keys are set.
 
     Raises:
+        InvalidRequest: it names no version of HTTP, which old parsers read in other ways.
         LoopDetected: one of the instances is this proxy.
         Unauthorized: no valid key.
     """
+    if request.version < HttpVersion10:
+        raise InvalidRequest("the request line names no version of HTTP")
     via = request.headers.get("Via")
     if via is not None and rules.via in via:
         raise LoopDetected("the request came back to this proxy: an instance is the proxy itself")
