@@ -47,6 +47,7 @@ TESTED_ELSEWHERE = {
     "runtime/setting_types": "tests/runtime/test_settings_types.py",
     "runtime/sources": "tests/runtime/test_settings_sources.py",
     "runtime/otel": "tests/runtime/test_tracing.py",
+    "runtime/reporter": "tests/runtime/test_recorder.py",
     "runtime/worker": "tests/cases/test_configuration.py",
     "server/context": "tests/server/test_intake.py",
     "upstream/limits": "tests/upstream/test_connection.py",

@@ -21,21 +21,21 @@ from aiohttp import web
 from pdproxy import __version__
 from pdproxy.connectors.pull import PullConnector
 from pdproxy.core.fleet import Fleet
-from pdproxy.core.instance import Endpoint, Instance, Role
+from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.load import LoadBoard, OutputEstimator, TokenEstimator
 from pdproxy.core.policy import POLICIES
 from pdproxy.dispatch.abilities import AbilityBook
-from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.following import following
 from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
-from pdproxy.runtime.logs import log_access, setup_logging
+from pdproxy.runtime.logs import setup_logging
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.metrics_site import bind_metrics, metrics_site
 from pdproxy.runtime.recorder import Recorder
+from pdproxy.runtime.reporter import Reporter
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
     admission_limits,
@@ -81,52 +81,6 @@ class Worker:
     fleet: Fleet
     metrics: Metrics
     shutdown: Shutdown
-
-
-class Reporter(Metrics):
-    """Metrics that also write the log line that is due at the same moment."""
-
-    def __init__(self, fleet: Fleet, recorder: Recorder) -> None:
-        """Make all metrics."""
-        super().__init__(fleet)
-        self._recorder = recorder
-        self._handing_nothing: set[str] = set()
-
-    def request_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self, account: Account
-    ) -> None:
-        """Count and log a request that has ended."""
-        super().request_finished(account)
-        self._recorder.request_finished(account)
-        log_access(account)
-
-    def attempt_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self, instance: Instance, outcome: str, seconds: float, reason: str = ""
-    ) -> None:
-        """Count an attempt; keep the reason of one that failed."""
-        super().attempt_finished(instance, outcome, seconds, reason)
-        if reason:
-            self._recorder.attempt_failed(instance, reason)
-
-    def recompute_ended(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self, decoder: str, result: str
-    ) -> None:
-        """Count a further round of an answer."""
-        super().recompute_ended(decoder, result)
-        self._recorder.recompute_ended()
-
-    def handle_missing(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self, instance: Instance
-    ) -> None:
-        """Count a prefill without a KV handle; warn of each instance once, not per request."""
-        super().handle_missing(instance)
-        if instance.label not in self._handing_nothing:
-            self._handing_nothing.add(instance.label)
-            logger.warning(
-                "prefiller %s answered without kv_transfer_params: decoders compute its prompts "
-                "again (from now on only counted)",
-                instance.label,
-            )
 
 
 def run(settings: Settings) -> int:
