@@ -39,6 +39,7 @@ MAX_ASKED = 2
 # In the end, for those that wait: a release takes a decoder some milliseconds.
 CLOSING_S = 2.0
 MAX_REFUSAL_BYTES = 1 << 20  # a refusal is a sentence; what is longer is no answer of an engine
+MAX_PAIRS = 10_000  # that have met: far more than a fleet has; then they meet again
 OK, MULTIPLE_CHOICES, BAD_REQUEST = 200, 300, 400
 # Nearly nothing is computed and nothing is held, so a release is no load.
 _COST = Cost(requests=0)
@@ -69,11 +70,13 @@ class ReleaseRules:
         max_running: releases at once; 0 switches them off.
         max_waiting: releases that wait for their turn.
         limit_s: from the end of the request to the end of the release.
+        meeting_s: before a release is sent again to a decoder that has not met the prefiller yet.
     """
 
     max_running: int = 32
     max_waiting: int = 4096
     limit_s: float = 10.0
+    meeting_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ class Orphans:
         self._waiting: deque[tuple[Orphan, float]] = deque()
         self._running: set[asyncio.Task[None]] = set()
         self._told: set[Action] = set()
+        self._met: set[tuple[Instance, Instance]] = set()
         self._is_closed = False
 
     @property
@@ -181,7 +185,24 @@ class Orphans:
         return Action.FAILED
 
     async def _ask(self, orphan: Orphan, lease: Lease) -> bool:
-        """Tell whether one decoder has released the handle."""
+        """Tell whether one decoder has released the handle.
+
+        The first refusal of a decoder that has not met the prefiller only makes it shake hands; it
+        tells of the handle with the next one, if nothing else keeps it busy (vLLM 0.32 with NIXL,
+        seen on engines). Freeing twice does no harm.
+        """
+        status = await self._send(orphan, lease)
+        pair = (orphan.owner, lease.instance)
+        if status == BAD_REQUEST and pair not in self._met:
+            await asyncio.sleep(self._rules.meeting_s)
+            status = await self._send(orphan, lease)
+            if len(self._met) >= MAX_PAIRS:
+                self._met.clear()
+            self._met.add(pair)
+        return status == BAD_REQUEST or OK <= status < MULTIPLE_CHOICES
+
+    async def _send(self, orphan: Orphan, lease: Lease) -> int:
+        """Return the status of the answer; 0 for a stream that begins with an error."""
         limit_s = self._rules.limit_s
         response = await self._client.send(
             lease.instance.endpoint,
@@ -194,10 +215,9 @@ class Orphans:
         with response:
             if response.status == BAD_REQUEST:
                 await response.read(MAX_REFUSAL_BYTES)  # keeps the connection
-                return True
-            if OK <= response.status < MULTIPLE_CHOICES:
-                return b'"error"' not in await _first_bytes(response)
-            return False
+            elif OK <= response.status < MULTIPLE_CHOICES:
+                return 0 if b'"error"' in await _first_bytes(response) else response.status
+            return response.status
 
     def _end(self, orphan: Orphan, action: Action) -> None:
         """Count what became of a handle; log the first of each kind."""

@@ -157,7 +157,9 @@ async def stage_of(
         engine_client = EngineClient(client_limits(settings))
         stack.push_async_callback(engine_client.close)
         connector = PullConnector()
-        orphans = Orphans(ReleaseRules(), engine_client, fleet, connector, metrics, time.monotonic)
+        orphans = Orphans(
+            ReleaseRules(meeting_s=0.0), engine_client, fleet, connector, metrics, time.monotonic
+        )
         stack.push_async_callback(orphans.close)
         tools = Tools(
             client=engine_client,

@@ -50,7 +50,7 @@ RULES = DispatchRules(
     max_parallel_prompts=2,
 )
 
-RELEASES = ReleaseRules()
+RELEASES = ReleaseRules(meeting_s=0.0)
 
 
 class FakeDownstream:

@@ -41,7 +41,7 @@ async def test_release_carries_handle_model_and_key_and_costs_no_load():
         play.orphans.adopt(orphan(play))
         play.assert_idle()
         await until(lambda: play.orphans.is_idle)
-        (call,) = play.d[0].releases
+        call = play.d[0].releases[0]
 
     assert held(play) == 0
     assert play.observer.abandoned == ["released"]
@@ -61,7 +61,17 @@ async def test_another_decoder_is_asked_once(failure, reason):
         await until(lambda: play.orphans.is_idle)
 
     assert play.observer.abandoned == ["released"], reason
-    assert [len(engine.requests) for engine in play.d] == [1, 1, 0]
+    assert [len(engine.requests) for engine in play.d] == [1, 2, 0]
+
+
+async def test_release_is_sent_again_to_a_decoder_that_meets_the_prefiller_first():
+    async with stage() as play:
+        for _ in range(3):
+            play.orphans.adopt(orphan(play))
+            await until(lambda: play.orphans.is_idle)
+
+    assert len(play.d[0].releases) == 4
+    assert play.observer.abandoned == ["released"] * 3
 
 
 async def test_no_third_decoder_is_asked():
