@@ -45,7 +45,8 @@ class Reload:
 
         A change counts once the file is the same for two looks: an editor may be writing it.
         """
-        taken = seen = await asyncio.to_thread(_content, path)
+        seen: bytes | None = None
+        taken: bytes | None = None  # it may have changed since the start read it
         while True:
             is_asked = await self._is_asked_within(interval_s)
             now = await asyncio.to_thread(_content, path)

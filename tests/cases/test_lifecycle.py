@@ -40,7 +40,7 @@ async def until_state(proxy: HasPort, address: str, state: str, role: str = "dec
     async def is_there() -> bool:
         return (await told(proxy, address, role)).get("state") == state
 
-    await until_answer(is_there, 10.0)
+    await until_answer(is_there, 20.0)
 
 
 async def start_stream(stage: Scene, **fields: Any) -> asyncio.Task[Reply]:

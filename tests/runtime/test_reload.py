@@ -65,11 +65,11 @@ async def test_new_list_takes_effect_and_old_streams_end_well(tmp_path, by_signa
 async def test_broken_file_is_refused_and_the_old_list_stays(tmp_path):
     async with rig(tmp_path) as made:
         made.write(more="decoders = 7 [\n")
-        await made.proxy.wait_for_log("the configuration is not taken over")
+        await made.proxy.wait_for_log("the configuration is not taken over", 20.0)
         kept = await told(made.proxy, made.d1.address)
         made.write(made.d1, made.d2, more='log_level = "DEBUG"\n')
         await until_state(made.proxy, made.d2.address, "active")
-        await made.proxy.wait_for_log("takes effect at the next start only: log_level")
+        await made.proxy.wait_for_log("takes effect at the next start only: log_level", 20.0)
 
     assert kept["state"] == "active"
 
@@ -80,7 +80,7 @@ async def test_instances_added_by_calls_are_left_alone(tmp_path):
         await until_state(made.proxy, made.d2.address, "active")
         made.write(made.d1, more="# a comment\n")
         made.proxy.process.send_signal(signal.SIGHUP)
-        await until(lambda: "configuration read: 0 changes" in made.proxy.log_text())
+        await until(lambda: "configuration read: 0 changes" in made.proxy.log_text(), 20.0)
 
         assert (await told(made.proxy, made.d2.address))["state"] == "active"
 
