@@ -8,7 +8,7 @@ from tests.cases.scene import COMPLETIONS, Scene, completion, scene
 from tests.fakes import behaviours, client
 from tests.fakes.answer import event_bytes
 from tests.fakes.client import RawClient, assert_ends_in_error, assert_whole_stream
-from tests.fakes.proxy import Sample, metrics
+from tests.fakes.proxy import Sample, assert_quiescent, metrics
 
 PLAIN_TOKENS, CUT_AT, CUT_TOKENS, SPOKEN = 4, 2, 6, 2
 PLAIN, CUT, REFUSED, LEFT, BROKEN = 7, 3, 2, 2, 1
@@ -48,6 +48,7 @@ async def clients_that_leave(day: Scene) -> None:
         body = client.as_json(completion(**USAGE))
         await peer.send_request("POST", COMPLETIONS, body, client.JSON_TYPE)
         await day.d1.wait_for_calls(known + 1)
+    await until_quiet(day)  # the engine may look up how to behave only now
     day.d1.behaviour = behaviours.stream([WORD] * SPOKEN, then="hang")
     async with day.streaming(completion(**USAGE), COMPLETIONS) as (peer, reply):
         seen = 0
@@ -58,6 +59,10 @@ async def clients_that_leave(day: Scene) -> None:
 async def decoder_that_breaks(day: Scene) -> None:
     day.d1.behaviour = behaviours.stream([WORD] * SPOKEN, then="close")
     assert_ends_in_error(await day.post(COMPLETIONS, completion(**USAGE)))
+
+
+async def until_quiet(day: Scene) -> None:
+    await assert_quiescent(day.proxy, day.p1, day.d1, within_s=20)
 
 
 class Page:
@@ -83,7 +88,7 @@ class Page:
 
 async def page_of(day: Scene) -> Page:
     """Return the page once the last request has ended: the client's part of it ends earlier."""
-    await day.assert_quiescent()
+    await until_quiet(day)
     return Page(await metrics(day.proxy))
 
 
