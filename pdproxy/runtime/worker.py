@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import cast
 
 import uvloop
 from aiohttp import web
@@ -183,6 +184,7 @@ async def _listening(
             header_s=settings.header_timeout or None,
             keepalive_s=settings.keepalive_timeout,
             max_header_bytes=settings.max_header_bytes,
+            is_ending=lambda: context.shutdown.has_begun,
         )
 
     factory = bounded(connection, lambda: len(server.connections), limit)
@@ -198,7 +200,9 @@ async def _listening(
         await context.shutdown.delay(rules)
         for each in servers:
             each.close()
-        server.pre_shutdown()  # closes the connections that wait for a request
+        # Not the library's pre_shutdown: it makes connections deaf to the rest of a body.
+        for client in server.connections:
+            cast("ClientProtocol", client).close_if_idle()
         await context.shutdown.finish(rules)
         await runner.cleanup()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from aiohttp import web
 
@@ -22,7 +23,7 @@ FIRST_SERVER_ERROR = 500
 class ClientProtocol(web.RequestHandler):
     """The HTTP/1.1 protocol of one client."""
 
-    __slots__ = ("_head_timer", "_header_s")
+    __slots__ = ("_head_timer", "_header_s", "_is_ending")
 
     def __init__(
         self,
@@ -32,8 +33,13 @@ class ClientProtocol(web.RequestHandler):
         header_s: float | None,
         keepalive_s: float,
         max_header_bytes: int,
+        is_ending: Callable[[], bool],
     ) -> None:
-        """Prepare for one connection; `header_s` is for a head to come whole, None: no limit."""
+        """Prepare for one connection.
+
+        `header_s` is for a head to come whole, None: no limit. While the proxy `is_ending`, a
+        connection closes with its next answer.
+        """
         super().__init__(
             server,
             loop=loop,
@@ -44,6 +50,7 @@ class ClientProtocol(web.RequestHandler):
             tcp_keepalive=True,
         )
         self._header_s = header_s
+        self._is_ending = is_ending
         self._head_timer: asyncio.TimerHandle | None = None
 
     def data_received(  # type: ignore[explicit-override] # typing.override is new in 3.12
@@ -88,10 +95,17 @@ class ClientProtocol(web.RequestHandler):
     async def finish_response(  # type: ignore[explicit-override] # typing.override: new in 3.12
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """Send an answer; what the library raised by itself is put in our words."""
+        """End an answer; what the library raised by itself is put in our words."""
         if isinstance(resp, web.HTTPException):
             resp = _answer(InvalidRequest(f"the request is refused: {resp.reason}"), resp.status)
+        if self._is_ending():
+            resp.force_close()
         return await super().finish_response(request, resp, start_time)
+
+    def close_if_idle(self) -> None:
+        """Close the connection if it waits for a request; a body on its way may still come."""
+        if self._waiter is not None and not self._waiter.done():
+            self.force_close()
 
     @property
     def _has_request(self) -> bool:

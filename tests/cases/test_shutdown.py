@@ -15,7 +15,7 @@ from tests.fakes import behaviours, client
 from tests.fakes.client import DONE, RawClient, Reply
 from tests.fakes.engine import FakeEngine
 from tests.fakes.proxy import ProxyProcess, metric, running_proxy
-from tests.fakes.waiting import until
+from tests.fakes.waiting import until, until_answer
 
 pytestmark = [pytest.mark.e2e]
 
@@ -136,6 +136,52 @@ async def test_idle_clients_do_not_delay_the_end() -> None:
         await answer_of(idle, EXIT_S)
         proxy.process.send_signal(signal.SIGTERM)
         await ended(proxy, EXIT_S)
+
+
+@pytest.mark.case("C81")
+async def test_a_body_that_is_on_its_way_may_still_come() -> None:
+    async with (
+        FakeEngine("prefill") as p1,
+        FakeEngine("decode") as d1,
+        running_proxy([p1], [d1], "--shutdown-grace", "20") as proxy,
+        await RawClient.connect(proxy.port) as peer,
+    ):
+        whole = client.request_bytes(
+            "POST", CHAT, client.as_json(chat(max_tokens=2)), client.JSON_TYPE
+        )
+        await peer.wire.write(whole[:-10])
+        await until_in_flight(proxy, 1)
+        proxy.process.send_signal(signal.SIGTERM)
+        await proxy.wait_for_log("may end within")
+        await peer.wire.write(whole[-10:])
+        reply = await answer_of(peer, EXIT_S)
+        await ended(proxy, EXIT_S)
+
+    assert reply.status == 200
+
+
+@pytest.mark.case("C81")
+async def test_an_idle_connection_closes_when_no_more_are_accepted() -> None:
+    async with (
+        streaming("--shutdown-grace", "60", exit_code=1) as (proxy, _, _, _),
+        await RawClient.connect(proxy.port) as idle,
+    ):
+        await idle.send_request("GET", "/health")
+        await answer_of(idle, EXIT_S)
+        proxy.process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(idle.wire.gone.wait(), EXIT_S)
+        is_running = proxy.process.returncode is None
+        proxy.process.send_signal(signal.SIGTERM)
+        await ended(proxy, EXIT_S)
+
+    assert is_running
+
+
+async def until_in_flight(proxy: ProxyProcess, count: int) -> None:
+    async def is_so() -> bool:
+        return await metric(proxy, "pdproxy_requests_in_flight") == count
+
+    await until_answer(is_so)
 
 
 @pytest.mark.case("C82")
