@@ -18,6 +18,7 @@ from pdproxy.server import admin, dashboard, instances, operations, running
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.generate import generate
+from pdproxy.server.openapi import openapi
 from pdproxy.server.passthrough import passthrough
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -73,6 +74,7 @@ _OPERATIONS: tuple[tuple[str, str, Answer], ...] = (
     ("GET", "/version", operations.version),
     ("GET", "/healthcheck", operations.healthcheck),
     ("GET", "/metrics", operations.metrics),
+    ("GET", "/openapi.json", openapi),
     ("GET", "/dashboard/data", dashboard.data),
     ("GET", "/debug/requests", running.running),
     ("GET", "/instances", instances.list_instances),
