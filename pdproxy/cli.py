@@ -43,6 +43,10 @@ def _run(settings: Settings) -> int:
         from pdproxy.runtime import demo
 
         return demo.run(settings)
+    if settings.worker_count > 1:
+        from pdproxy.runtime import supervisor
+
+        return supervisor.run(settings)
     from pdproxy.runtime import worker
 
     return worker.run(settings)

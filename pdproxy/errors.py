@@ -173,6 +173,15 @@ class QueueTimeout(Overloaded):
     code = "queue_timeout"
 
 
+class SupervisorSilent(PDProxyError):
+    """The process that owns the instances does not answer this worker."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "supervisor_silent"
+    retry_after_s: ClassVar[int] = 1
+
+
 # --- upstream: what an engine or the way to it did; raised by `upstream` only
 
 

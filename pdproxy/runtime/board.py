@@ -16,8 +16,10 @@ from pdproxy.core.load import NO_LOAD, Cost, Load, LoadAnomalyError, OnAnomaly, 
 
 # More than instances live and in the tail of their last requests; memory is taken as it is used.
 SLOTS = 4096
-# The slot of no instance: client requests of the whole proxy.
-PROXY_SLOT = 0
+# The slots of no instance: client requests of the whole proxy, and those behind its door.
+RUNNING_SLOT = 0
+ADMITTED_SLOT = 1
+_FIRST_SLOT = 2
 COLUMNS = 4  # those of `Load`
 _FIELD_BYTES = 8
 
@@ -83,7 +85,7 @@ class SharedLoadBoard:
         self._row = row
         self._on_anomaly = on_anomaly
         self._held: dict[int, Load] = {}  # by this process, in open slots
-        self._next = PROXY_SLOT + 1
+        self._next = _FIRST_SLOT
         self._closed: deque[int] = deque()
 
     def open(self) -> int:
@@ -162,22 +164,22 @@ class SharedLoadBoard:
         self._memory.write(slot, self._row, load)
 
 
-class SharedTally:
-    """The number of client requests in flight in all processes."""
+class SharedInFlight:
+    """A number of client requests in all processes."""
 
-    def __init__(self, memory: BoardMemory, row: int | None) -> None:
-        """Count in `row`; None only reads."""
+    def __init__(self, memory: BoardMemory, row: int | None, slot: int) -> None:
+        """Count in a slot of `row`; None only reads."""
         self._memory = memory
         self._row = row
+        self._slot = slot
         self._own = 0
 
-    def add(self, number: int) -> None:
-        """Count requests that this process has begun, or ended if negative."""
-        assert self._row is not None, "this tally only reads"
-        self._own += number
-        self._memory.write(PROXY_SLOT, self._row, Load(requests=self._own))
+    def count(self) -> int:
+        """Return the number of all processes."""
+        return self._memory.sum(self._slot).requests
 
-    @property
-    def total(self) -> int:
-        """Requests in flight in all processes."""
-        return self._memory.sum(PROXY_SLOT).requests
+    def add(self, change: int) -> None:
+        """Change this process's part."""
+        assert self._row is not None, "this one only reads"
+        self._own += change
+        self._memory.write(self._slot, self._row, Load(requests=self._own))

@@ -49,8 +49,13 @@ def max_connections(descriptors: int) -> int:
     return max(MIN_CONNECTIONS, (descriptors - RESERVED_DESCRIPTORS) // DESCRIPTORS_PER_CLIENT)
 
 
-def bind(host: str, port: int, backlog: int, *, prefix: str = "") -> list[socket.socket]:
-    """Bind and listen on every address of `host`; `prefix` stands before the names of its flags.
+def bind(
+    host: str, port: int, backlog: int, *, prefix: str = "", is_shared: bool = False
+) -> list[socket.socket]:
+    """Bind and listen on every address of `host`.
+
+    `prefix` stands before the names of its flags. With `is_shared`, others of this user may bind
+    the same, and the kernel spreads connections over all sockets.
 
     Raises:
         ConfigError: the name is unknown, or an address is in use or not this machine's.
@@ -66,7 +71,7 @@ def bind(host: str, port: int, backlog: int, *, prefix: str = "") -> list[socket
     failures: list[str] = []
     for family, kind, proto, _, address in dict.fromkeys(found):
         try:
-            sockets.append(_listen(family, kind, proto, address, backlog))
+            sockets.append(_listen((family, kind, proto), address, backlog, is_shared))
         except OSError as error:
             failures.append(f"cannot listen on {address[0]} port {port}: {error.strerror}")
     if not sockets or any("in use" in failure for failure in failures):
@@ -77,9 +82,26 @@ def bind(host: str, port: int, backlog: int, *, prefix: str = "") -> list[socket
     return sockets
 
 
-def _listen(family: int, kind: int, proto: int, address: object, backlog: int) -> socket.socket:
-    listening = socket.socket(family, kind, proto)
+def bind_for_each(count: int, host: str, port: int, backlog: int) -> list[list[socket.socket]]:
+    """Bind a set of sockets for each of several processes, among which the kernel spreads.
+
+    Raises:
+        ConfigError: as of `bind`.
+    """
+    # Sockets that share would also share with those of another pdproxy on this port.
+    for listening in bind(host, port, backlog):
+        listening.close()
+    return [bind(host, port, backlog, is_shared=True) for _ in range(count)]
+
+
+def _listen(
+    kind: tuple[int, int, int], address: object, backlog: int, is_shared: bool
+) -> socket.socket:
+    family = kind[0]
+    listening = socket.socket(*kind)
     try:
+        if is_shared:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

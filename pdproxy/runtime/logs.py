@@ -16,18 +16,18 @@ from pdproxy.core.jsonfields import encode
 from pdproxy.dispatch.account import Account, Outcome
 
 ACCESS = logging.getLogger("pdproxy.access")
-TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s {worker}%(name)s: %(message)s"
 MAX_MODEL_CHARACTERS = 64
 # Most values: ASCII that is visible, without quotes and "=".
 _BARE = re.compile(r"[!#-<>-~]+").fullmatch
 
 
-def setup_logging(level: str, log_format: str) -> None:
-    """Send the program's log to standard error."""
+def setup_logging(level: str, log_format: str, worker: int | None = None) -> None:
+    """Send the program's log to standard error; each line of one of several workers names it."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        JSONFormatter() if log_format == "json" else logging.Formatter(TEXT_FORMAT)
-    )
+    shown = "" if worker is None else f"w{worker} "
+    text = logging.Formatter(TEXT_FORMAT.format(worker=shown))
+    handler.setFormatter(JSONFormatter(worker) if log_format == "json" else text)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Asked for each record, and shown by neither format.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -61,6 +61,11 @@ CLIENT_FAULTS = _ClientFaults()
 class JSONFormatter(logging.Formatter):
     """One JSON object a line; the fields of the access line stand beside its message."""
 
+    def __init__(self, worker: int | None = None) -> None:
+        """Make a formatter; each line of one of several workers names it."""
+        super().__init__()
+        self._worker = worker
+
     def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, record: logging.LogRecord
     ) -> str:
@@ -71,6 +76,8 @@ class JSONFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if self._worker is not None:
+            line["worker"] = self._worker
         line.update(getattr(record, "fields", {}))
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -56,8 +56,8 @@ class Metrics:
             multiprocess_mode="max",
         )
         build.labels(__version__).set(1)
-        self._gauges = FleetCollector(fleet)
-        self.registry.register(self._gauges)
+        self.gauges = FleetCollector(fleet)
+        self.registry.register(self.gauges)
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -94,13 +94,19 @@ class Metrics:
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """Return what `exposition` does; a thread writes it, since that takes too long here."""
-        self._prepare()
+        self.prepare()
         return await asyncio.to_thread(self._written, accept)
 
     def exposition(self, accept: str = "") -> tuple[bytes, str]:
         """Return all metrics in the format that a scraper accepts, and its content type."""
-        self._prepare()
+        self.prepare()
         return self._written(accept)
+
+    def begin_instances(self) -> None:
+        """Make the series of all instances, so that a first failure shows as a change."""
+        for role in Role:
+            for instance in self._fleet.instances(role):
+                self._made.begin_instance(role, instance.label)
 
     # --- dispatch: what happens on the way
 
@@ -169,10 +175,10 @@ class Metrics:
 
     # --- inside
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
         """Read fleet and tally, on the loop; let the series of new instances begin."""
         self.flush()
-        self._gauges.read()
+        self.gauges.read()
         instances = {i for role in Role for i in self._fleet.instances(role)}
         for instance in instances - self._shown:
             self._made.begin_instance(instance.role, instance.label)

@@ -7,6 +7,7 @@ import logging
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance
 from pdproxy.dispatch.account import Account
+from pdproxy.dispatch.admission import InFlight
 from pdproxy.runtime.logs import log_access
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.recorder import Recorder
@@ -17,16 +18,32 @@ logger = logging.getLogger(__name__)
 class Reporter(Metrics):
     """Metrics that also write the log line that is due at the same moment."""
 
-    def __init__(self, fleet: Fleet, recorder: Recorder) -> None:
-        """Make all metrics."""
+    def __init__(self, fleet: Fleet, recorder: Recorder, running: InFlight) -> None:
+        """Make all metrics; `running` counts the client requests of the whole proxy."""
         super().__init__(fleet)
+        self._running = running
         self._recorder = recorder
         self._handing_nothing: set[str] = set()
+
+    @property
+    def in_flight(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self,
+    ) -> int:
+        """Requests begun and not finished, in all processes of the proxy."""
+        return self._running.count()
+
+    def request_started(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, endpoint: str
+    ) -> None:
+        """Count a request that has come in."""
+        self._running.add(1)
+        super().request_started(endpoint)
 
     def request_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, account: Account
     ) -> None:
         """Count and log a request that has ended."""
+        self._running.add(-1)
         super().request_finished(account)
         self._recorder.request_finished(account)
         log_access(account)

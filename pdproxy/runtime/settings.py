@@ -6,6 +6,7 @@ stands for "no limit" only where the help says so.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Self, TypeVar
@@ -108,7 +109,9 @@ class Settings(Access, Bounds, Observing, Upkeep):
         "connections that the kernel holds until they are accepted; a burst of clients needs "
         "more than the usual 128",
     )
-    workers: types.Count = _listening(1, "N", "processes that serve requests")
+    workers: types.Whole = _listening(
+        1, "N", "processes that serve requests, 0: as many as there are processors"
+    )
 
     # --- Routing
     prefill_policy: types.PolicyName = _routing(
@@ -231,6 +234,11 @@ class Settings(Access, Bounds, Observing, Upkeep):
         return self
 
     @property
+    def worker_count(self) -> int:
+        """How many processes serve."""
+        return self.workers or len(os.sched_getaffinity(0))
+
+    @property
     def prefill_endpoints(self) -> tuple[Endpoint, ...]:
         """The prefillers to start with, each once, as typed first."""
         return unique(self._prefillers_as_typed())[0]
@@ -256,6 +264,8 @@ class Settings(Access, Bounds, Observing, Upkeep):
             )
         if self.engine_insecure:
             found.append("--engine-insecure: certificates of https:// engines are not checked")
+        if self.demo and self.worker_count > 1:
+            found.append("--demo serves with one process, whatever --workers says")
         return tuple(found)
 
     def _prefillers_as_typed(self) -> Iterator[Endpoint]:

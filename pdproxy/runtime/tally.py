@@ -1,7 +1,7 @@
 """Counts of metrics on their way to the library, which takes a look-up and a lock for each.
 
 Rule: what happens per request is added up here in plain numbers, and reaches the metrics when they
-are read, and each FLUSH_S at the latest, so that other processes' readers see it too.
+are read, and every second at the latest; more often where other processes read them, too.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Tally:
 
 
 @asynccontextmanager
-async def flushing(flush: Callable[[], None]) -> AsyncIterator[None]:
-    """Call `flush` each FLUSH_S while the block runs."""
+async def flushing(flush: Callable[[], None], every_s: float = FLUSH_S) -> AsyncIterator[None]:
+    """Call `flush` so often while the block runs."""
 
     async def often() -> None:
         while True:
-            await asyncio.sleep(FLUSH_S)
+            await asyncio.sleep(every_s)
             flush()
 
     task = spawn(often(), name="flush of metrics")

@@ -7,81 +7,62 @@ import logging
 import random
 import signal
 import socket
-import ssl
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from importlib.metadata import version
-from typing import cast
 
 import uvloop
-from aiohttp import web
 
-from pdproxy import __version__
 from pdproxy.connectors.pull import PullConnector
 from pdproxy.core.fleet import Fleet
-from pdproxy.core.instance import Endpoint, Role
-from pdproxy.core.load import LoadBoard, OutputEstimator, TokenEstimator
-from pdproxy.core.policy import POLICIES
+from pdproxy.core.load import OutputEstimator, TokenEstimator
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans
-from pdproxy.errors import ConfigError
-from pdproxy.runtime.following import following
-from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
+from pdproxy.runtime.front import Listen, listening
+from pdproxy.runtime.listener import bind
 from pdproxy.runtime.logs import setup_logging
 from pdproxy.runtime.metrics import Metrics
-from pdproxy.runtime.metrics_site import bind_metrics, metrics_site
+from pdproxy.runtime.metrics_site import metrics_site
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.reporter import Reporter
-from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import (
     admission_limits,
     allow_list,
     client_limits,
     dispatch_rules,
     engine_ssl,
-    health_rules,
-    listener_ssl,
     release_rules,
-    roster_rules,
     server_rules,
-    shutdown_rules,
 )
 from pdproxy.runtime.settings import Settings
+from pdproxy.runtime.site import Site, alone, make_fleet
+from pdproxy.runtime.start import check_self, report_start
 from pdproxy.runtime.tally import flushing
 from pdproxy.runtime.tracing import tracing
-from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
-from pdproxy.server.protocol import ClientProtocol
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
-from pdproxy.upstream.prober import Prober
 
 logger = logging.getLogger(__name__)
-
-# For how long the listener waits for engines that are up already, so that the first request
-# finds them; those that are not up join later.
-FIRST_PROBES_S = 1.0
-# For the answer to the proxy's own question at start; a loaded machine is slow to start.
-SELF_CHECK_S = 10.0
-# For the clients of cut requests to be told; one that does not read is not waited for longer.
-TELLING_S = 0.5
-_REPORTED = ("aiohttp", "uvloop", "httptools", "msgspec", "orjson", "pydantic-settings")
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A serving proxy: what its owner may ask of it."""
+    """A serving proxy: what its owner may ask of it.
+
+    Attributes:
+        listen: makes it accept on one more socket, which it owns then.
+    """
 
     host: str
     port: int
     fleet: Fleet
     metrics: Metrics
     shutdown: Shutdown
+    listen: Listen
 
 
 def run(settings: Settings) -> int:
@@ -98,19 +79,21 @@ def run(settings: Settings) -> int:
 
 @asynccontextmanager
 async def serving(
-    settings: Settings, sockets: list[socket.socket] | None = None
+    settings: Settings, sockets: list[socket.socket] | None = None, site: Site | None = None
 ) -> AsyncIterator[Worker]:
-    """Serve on sockets that listen already, or on the settings' address; close them in the end."""
+    """Serve on sockets that listen already, or on the settings' address; close them in the end.
+
+    `site` is what the process shares with others; without one it is alone.
+    """
     if sockets is None:
         sockets = bind(settings.host, settings.port, settings.listen_backlog)
-    clock, shutdown = time.monotonic, Shutdown()
-    rng = random.Random(settings.seed)
-    ids = random.SystemRandom()
-    fleet = _make_fleet(settings, rng)
+    site = site or alone(settings)
+    clock, ids = time.monotonic, random.SystemRandom()
+    fleet = make_fleet(settings, site.board, site.reports, settings.seed)
     recorder = Recorder()
-    metrics = Reporter(fleet, recorder)
-    engine_tls, allow = engine_ssl(settings), allow_list(settings)
-    client = EngineClient(client_limits(settings), ssl_context=engine_tls, allow=allow)
+    metrics = Reporter(fleet, recorder, site.running)
+    allow = allow_list(settings)
+    client = EngineClient(client_limits(settings), ssl_context=engine_ssl(settings), allow=allow)
     connector = PullConnector()
     orphans = Orphans(release_rules(settings), client, fleet, connector, metrics, clock)
     tools = Tools(
@@ -124,87 +107,35 @@ async def serving(
         clock=clock,
         rng=ids,
         orphans=orphans,
-        admission=Admission(admission_limits(settings), fleet, metrics, clock),
+        admission=Admission(admission_limits(settings), fleet, metrics, clock, site.admitted),
         abilities=AbilityBook(settings.reasoning_end_id),
     )
-
-    async with (
-        tracing(settings) as tracer,
-        Prober(settings.probe_timeout, engine_tls, allow) as prober,
-        flushing(metrics.flush),
-    ):
-        roster = FleetRoster(fleet, prober, roster_rules(settings), rng, client.forget, clock)
-        context = Context(
-            tools=tools,
-            rules=server_rules(settings, ids),
-            observer=metrics,
-            roster=roster,
-            history=recorder,
-            clock=clock,
-            rng=ids,
-            shutdown=shutdown,
-            tracer=tracer,
-            allow=allow,
-        )
-        try:
-            await roster.start(_configured(settings), FIRST_PROBES_S)
-            site = metrics_site(context, bind_metrics(settings))
-            async with following(settings, roster), site, _listening(settings, context, sockets):
-                host, port = sockets[0].getsockname()[:2]
-                yield Worker(host=host, port=port, fleet=fleet, metrics=metrics, shutdown=shutdown)
-        finally:
-            await orphans.close()
-            await roster.stop()
-            await client.close()
-
-
-@asynccontextmanager
-async def _listening(
-    settings: Settings, context: Context, sockets: list[socket.socket]
-) -> AsyncIterator[None]:
-    """Answer on the sockets; in the end let running requests finish within the grace."""
-    runner = web.AppRunner(
-        build_app(context),
-        # A client that leaves must end its legs at once; off in the library by default.
-        handler_cancellation=True,
-        access_log=None,
-        handle_signals=False,
-        shutdown_timeout=TELLING_S,
-    )
-    await runner.setup()
-    server = runner.server
-    assert server is not None, "set up above"
-    limit = max_connections(raise_descriptor_limit())
-    loop, tls = asyncio.get_running_loop(), listener_ssl(settings)
-
-    def connection() -> ClientProtocol:
-        return ClientProtocol(
-            server,
-            loop=loop,
-            header_s=settings.header_timeout or None,
-            keepalive_s=settings.keepalive_timeout,
-            max_header_bytes=settings.max_header_bytes,
-            is_ending=lambda: context.shutdown.has_begun,
-        )
-
-    factory = bounded(connection, lambda: len(server.connections), limit)
-    servers = [
-        await loop.create_server(factory, sock=s, ssl=tls, backlog=settings.listen_backlog)
-        for s in sockets
-    ]
-    logger.info("at most %d client connections at once", limit)
-    rules = shutdown_rules(settings)
     try:
-        yield
+        async with (
+            tracing(settings) as tracer,
+            flushing(metrics.flush, site.flush_s),
+            site.roster(fleet, client.forget) as roster,
+        ):
+            context = Context(
+                tools=tools,
+                rules=server_rules(settings, ids),
+                observer=metrics,
+                page=site.page(metrics, fleet),
+                roster=roster,
+                history=site.history(recorder),
+                clock=clock,
+                rng=ids,
+                shutdown=site.shutdown,
+                tracer=tracer,
+                allow=allow,
+            )
+            scrapers = metrics_site(context, site.metrics_sockets())
+            async with scrapers, listening(settings, context, sockets) as listen:
+                host, port = sockets[0].getsockname()[:2]
+                yield Worker(host, port, fleet, metrics, site.shutdown, listen)
     finally:
-        await context.shutdown.delay(rules)
-        for each in servers:
-            each.close()
-        # Not the library's pre_shutdown: it makes connections deaf to the rest of a body.
-        for client in server.connections:
-            cast("ClientProtocol", client).close_if_idle()
-        await context.shutdown.finish(rules)
-        await runner.cleanup()
+        await orphans.close()
+        await client.close()
 
 
 async def serve_until_signal(
@@ -221,61 +152,11 @@ async def serve_until_signal(
     async with serving(settings, sockets) as worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.shutdown.begin)
-        _report_start(settings, worker)
-        await _check_self(settings, worker)
+        report_start(settings, worker.fleet, worker.port, workers=1)
+        await check_self(settings, worker.host, worker.port)
         if announce is not None:
             announce(worker)
         await worker.shutdown.begun()
         logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
     logger.info("stopped")
     return 1 if worker.shutdown.cut else 0
-
-
-async def _check_self(settings: Settings, worker: Worker) -> None:
-    """Ask the proxy for its own health, over its own socket.
-
-    Raises:
-        ConfigError: it does not answer; an installed library may be of a version that breaks it.
-    """
-    tls = None
-    if settings.ssl_certfile is not None:
-        tls = ssl.create_default_context()
-        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    endpoint = Endpoint.of(worker.host, worker.port, tls=tls is not None)
-    async with Prober(SELF_CHECK_S, tls) as prober:
-        if not await prober.is_serving(endpoint):
-            text = f"the proxy does not answer its own /health at {endpoint} as it should"
-            raise ConfigError([f"{text}; compare the versions in the log with those it supports"])
-
-
-def _report_start(settings: Settings, worker: Worker) -> None:
-    for warning in settings.warnings:
-        logger.warning("%s", warning)
-    if settings.workers > 1:
-        logger.warning("--workers %d: this version serves with one process", settings.workers)
-    python = ".".join(map(str, sys.version_info[:3]))
-    parts = [f"Python {python}", *(f"{name} {version(name)}" for name in _REPORTED)]
-    logger.info("pdproxy %s on %s", __version__, ", ".join(parts))
-    logger.info(
-        "listening on %s port %d with %d prefill and %d decode instances",
-        settings.host,
-        worker.port,
-        len(worker.fleet.instances(Role.PREFILL)),
-        len(worker.fleet.instances(Role.DECODE)),
-    )
-
-
-def _make_fleet(settings: Settings, rng: random.Random) -> Fleet:
-    names = {Role.PREFILL: settings.prefill_policy, Role.DECODE: settings.decode_policy}
-    policies = {role: POLICIES[name](role, rng) for role, name in names.items()}
-    board = LoadBoard(on_anomaly=_report_anomaly)
-    return Fleet(board, policies, time.monotonic, health_rules(settings))
-
-
-def _report_anomaly(slot: int, text: str) -> None:
-    logger.error("load of slot %d: %s; this is a bug", slot, text)
-
-
-def _configured(settings: Settings) -> list[tuple[Role, Endpoint]]:
-    prefill = [(Role.PREFILL, endpoint) for endpoint in settings.prefill_endpoints]
-    return prefill + [(Role.DECODE, endpoint) for endpoint in settings.decode_endpoints]

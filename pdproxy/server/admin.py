@@ -32,9 +32,9 @@ async def add(context: Context, request: web.Request) -> web.Response:
     try:
         role, endpoints, _ = await targets(context, request)
         await _check_allowed(context, endpoints)
+        changes = {str(e): await context.roster.add(role, e) for e in endpoints}
     except PDProxyError as error:
         return refusal(error)
-    changes = {str(e): await context.roster.add(role, e) for e in endpoints}
     queued = [name for name, change in changes.items() if change is Change.WAITING]
     if queued:
         return reply(state_of(context, f"Instances {queued} are waiting to be added."))
@@ -45,9 +45,9 @@ async def remove(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/remove: no new request goes there, running ones end as usual."""
     try:
         role, endpoints, _ = await targets(context, request)
+        changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
     except PDProxyError as error:
         return refusal(error)
-    changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
     names = list(changes)
     if Change.DRAINING in changes.values():
         return reply(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from pdproxy.core.allow import AllowList
 from pdproxy.core.history import Recent
@@ -67,10 +67,6 @@ class RequestObserver(Protocol):
         """Requests begun and not finished."""
         ...
 
-    async def scrape(self, accept: str) -> tuple[bytes, str]:
-        """Return all metrics in the format that an `Accept` header asks for, and its type."""
-        ...
-
 
 class Roster(Protocol):
     """Who owns the states of the instances; all that goes in and out is a plain value.
@@ -127,12 +123,16 @@ class NoTracer:
 
 NO_TRACER = NoTracer()
 
+# Takes an `Accept` header; gives all metrics in the format it asks for, and its content type.
+Page: TypeAlias = Callable[[str], Awaitable[tuple[bytes, str]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
     """What every handler shares.
 
     Attributes:
+        page: makes the metrics page.
         allow: which addresses engines may have; None for any.
         running: accounts of the requests in flight, by their `id()`.
     """
@@ -140,6 +140,7 @@ class Context:
     tools: Tools
     rules: ServerRules
     observer: RequestObserver
+    page: Page
     roster: Roster
     history: HistorySource
     clock: Callable[[], float]

@@ -56,10 +56,9 @@ async def data(context: Context, request: web.Request) -> web.Response:
     """Answer GET /dashboard/data; `?since=` leaves out points that begin before that time."""
     try:
         check_admin(context, request)
-        since_s = _since_s(request)
+        feed = await _feed(context, _since_s(request))
     except PDProxyError as error:
         return refusal(error)
-    feed = await _feed(context, since_s)
     headers = {"Content-Type": DATA_TYPE, "Server": SERVER, "Cache-Control": "no-store"}
     return web.Response(body=encode(feed), headers=headers)
 

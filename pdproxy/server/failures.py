@@ -14,6 +14,7 @@ from pdproxy.errors import (
     PDProxyError,
     RecomputeUnsupported,
     ShuttingDown,
+    SupervisorSilent,
     UpstreamError,
 )
 
@@ -44,7 +45,7 @@ def to_failure(error: PDProxyError) -> Failure:
         kept = [p for p in headers if p[0] != "content-type"]
         return Failure(error.engine_status, kept + JSON_HEADERS, error_body(error))
     headers = list(JSON_HEADERS)
-    if isinstance(error, NoInstance | Overloaded | ShuttingDown):
+    if isinstance(error, NoInstance | Overloaded | ShuttingDown | SupervisorSilent):
         headers.append(("retry-after", str(error.retry_after_s)))
     return Failure(error.status, headers, error_body(error))
 

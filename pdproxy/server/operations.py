@@ -68,7 +68,7 @@ async def healthcheck(context: Context, _request: web.Request) -> web.Response:
 
 async def metrics(context: Context, request: web.Request) -> web.Response:
     """Answer /metrics."""
-    body, content_type = await context.observer.scrape(request.headers.get("Accept", ""))
+    body, content_type = await context.page(request.headers.get("Accept", ""))
     return web.Response(body=body, headers={"Content-Type": content_type, "Server": SERVER})
 
 

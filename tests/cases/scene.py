@@ -87,6 +87,7 @@ async def scene(
     *args: str,
     process: bool = False,
     env: Mapping[str, str] | None = None,
+    exit_code: int = 0,
 ) -> AsyncIterator[Scene]:
     """Set the stage: an engine per behaviour (None for a healthy one) and a ready proxy.
 
@@ -96,13 +97,14 @@ async def scene(
         args: further arguments of the command.
         process: run the command as a process of its own.
         env: its environment variables, beside the test's own for a process.
+        exit_code: what a process has to end with.
     """
     async with AsyncExitStack() as stack:
         prefillers = [await stack.enter_async_context(FakeEngine("prefill", b)) for b in p]
         decoders = [await stack.enter_async_context(FakeEngine("decode", b)) for b in d]
         proxy: HasPort
         if process:
-            running = running_proxy(prefillers, decoders, *args, env=env)
+            running = running_proxy(prefillers, decoders, *args, env=env, exit_code=exit_code)
             proxy = await stack.enter_async_context(running)
         else:
             here = proxy_here(prefillers, decoders, *args, env=env)

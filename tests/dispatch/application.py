@@ -178,6 +178,7 @@ async def stage_of(
             tools=tools,
             rules=server_rules(settings, rng),
             observer=metrics,
+            page=metrics.scrape,
             roster=NoRoster(),
             history=Recorder(),
             clock=time.monotonic,

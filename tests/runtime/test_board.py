@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pdproxy.core.load import NO_LOAD, Cost, Load, LoadAnomalyError, LoadBoard
-from pdproxy.runtime.board import BoardMemory, SharedLoadBoard, SharedTally
+from pdproxy.runtime.board import RUNNING_SLOT, BoardMemory, SharedInFlight, SharedLoadBoard
 from tests.properties import UNHURRIED
 
 COST = Cost(requests=1, compute_tokens=1000, kv_tokens=1200, body_bytes=4000)
@@ -134,7 +134,7 @@ def test_slot_with_load_is_not_closed_but_reported(memory):
 
 
 def test_slots_are_reused_only_when_all_were_used_and_nobody_holds_one():
-    memory = BoardMemory(1, slots=5)
+    memory = BoardMemory(1, slots=6)
     owner, late = SharedLoadBoard(memory, None), SharedLoadBoard(memory, 0)
     slots = [owner.open() for _ in range(3)]
     for slot in slots[:2]:
@@ -142,7 +142,7 @@ def test_slots_are_reused_only_when_all_were_used_and_nobody_holds_one():
         owner.close(slot)
     late.charge(slots[0], COST)
 
-    assert owner.open() == 4
+    assert owner.open() == 5
     assert owner.open() == slots[1]
     with pytest.raises(LoadAnomalyError, match="in use"):
         owner.open()
@@ -151,14 +151,15 @@ def test_slots_are_reused_only_when_all_were_used_and_nobody_holds_one():
 
 
 def test_requests_in_flight_are_counted_over_all_processes(memory):
-    tallies = [SharedTally(memory, row) for row in range(3)]
-    for tally in tallies:
-        tally.add(2)
-    tallies[0].add(-1)
+    counts = [SharedInFlight(memory, row, RUNNING_SLOT) for row in range(3)]
+    for each in counts:
+        each.add(2)
+    counts[0].add(-1)
 
-    assert {tally.total for tally in (*tallies, SharedTally(memory, None))} == {5}
+    reader = SharedInFlight(memory, None, RUNNING_SLOT)
+    assert {each.count() for each in (*counts, reader)} == {5}
     memory.clear(1)
-    assert tallies[0].total == 3
+    assert counts[0].count() == 3
 
 
 def test_another_process_sees_and_adds_to_the_sums(memory):

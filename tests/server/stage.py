@@ -122,6 +122,7 @@ async def server(
             tools=play.tools,
             rules=replace(RULES, **(rules or {})),
             observer=requests,
+            page=requests.scrape,
             roster=roster,
             history=recorder,
             clock=time.monotonic,
