@@ -149,7 +149,11 @@ class HistoryCall(msgspec.Struct, frozen=True, tag=True):
     """What did you count lately? Of the supervisor: what did all workers?"""
 
 
-Question: TypeAlias = RosterCall | HistoryCall
+class RunningCall(msgspec.Struct, frozen=True, tag=True):
+    """Which requests are in flight? Of the supervisor: in all workers?"""
+
+
+Question: TypeAlias = RosterCall | HistoryCall | RunningCall
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

@@ -31,10 +31,12 @@ from pdproxy.runtime.control import (
     Question,
     RanOut,
     RosterCall,
+    RunningCall,
     Stop,
 )
 from pdproxy.runtime.recorder import Recorder
-from pdproxy.runtime.site import OnGone
+from pdproxy.runtime.site import OnGone, OwnRequests
+from pdproxy.server.context import RequestsSource, RunningRequest
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.tasks import spawn
 
@@ -59,6 +61,7 @@ class Desk:
         self._replica: Replica | None = None
         self._on_gone: OnGone | None = None
         self._recorder: Recorder | None = None
+        self._requests: OwnRequests | None = None
         self._told: set[int] = set()
         self.peers = Peers(pids={row: os.getpid()}, accept=(row,))
         self.has_changed = asyncio.Event()
@@ -83,6 +86,16 @@ class Desk:
         """Give what this worker counts to whoever asks, and ask for that of all."""
         self._recorder = recorder
         return RemoteHistory(self._channel)
+
+    def requests(self, own: OwnRequests) -> RequestsSource:
+        """Give this worker's requests in flight to whoever asks, and ask for those of all."""
+        self._requests = own
+
+        async def requests() -> list[RunningRequest]:
+            body = await self._channel.ask(RunningCall(), ANSWER_S)
+            return msgspec.msgpack.decode(body, type=list[RunningRequest])
+
+        return requests
 
     def pids(self) -> list[int]:
         """Return the processes of the proxy: all workers that serve, and the supervisor."""
@@ -132,7 +145,10 @@ class Desk:
             self._told.discard(instance.serial)
             self._on_gone(instance.endpoint)
 
-    async def _respond(self, _question: Question) -> bytes:
+    async def _respond(self, question: Question) -> bytes:
+        if isinstance(question, RunningCall):
+            assert self._requests is not None, "a worker is asked once it has started"
+            return msgspec.msgpack.encode(self._requests())
         assert self._recorder is not None, "a worker is asked once it has started"
         return msgspec.msgpack.encode(await self._recorder.recent())
 

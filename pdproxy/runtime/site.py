@@ -25,7 +25,7 @@ from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import allow_list, engine_ssl, health_rules, roster_rules
 from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.tally import FLUSH_S
-from pdproxy.server.context import HistorySource, Page, Roster
+from pdproxy.server.context import HistorySource, Page, RequestsSource, Roster, RunningRequest
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.prober import Prober
 
@@ -37,6 +37,8 @@ FIRST_PROBES_S = 1.0
 
 # Told where each instance was that has left the fleet.
 OnGone: TypeAlias = Callable[[Endpoint], None]
+# Gives the requests in flight in this process.
+OwnRequests: TypeAlias = Callable[[], list[RunningRequest]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Site:
         reports: who is told what requests learn of instances; None for the process's own fleet.
         roster: fills the fleet, and is asked by administrative calls.
         history: makes the recent past of the whole proxy from that of this process.
+        requests: makes the requests in flight of the whole proxy from those of this process.
         page: makes the metrics page of the whole proxy from the metrics of this process.
         flush_s: how long a count may stay in this process only.
         metrics_sockets: gives those of --metrics-port, which listen already.
@@ -62,6 +65,7 @@ class Site:
     reports: Reports | None
     roster: Callable[[Fleet, OnGone], AbstractAsyncContextManager[Roster]]
     history: Callable[[Recorder], HistorySource]
+    requests: Callable[[OwnRequests], RequestsSource]
     page: Callable[[Metrics, Fleet], Page]
     metrics_sockets: Callable[[], list[socket.socket]]
     flush_s: float = FLUSH_S
@@ -77,6 +81,7 @@ def alone(settings: Settings) -> Site:
         reports=None,
         roster=lambda fleet, on_gone: own_roster(settings, fleet, on_gone),
         history=lambda recorder: recorder,
+        requests=_own_requests,
         page=lambda metrics, _fleet: metrics.scrape,
         metrics_sockets=lambda: bind_metrics(settings),
     )
@@ -108,6 +113,13 @@ async def own_roster(
                 yield roster
         finally:
             await roster.stop()
+
+
+def _own_requests(own: OwnRequests) -> RequestsSource:
+    async def requests() -> list[RunningRequest]:
+        return own()
+
+    return requests
 
 
 def report_anomaly(slot: int, text: str) -> None:

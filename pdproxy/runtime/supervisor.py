@@ -38,6 +38,7 @@ from pdproxy.runtime.control import (
     Question,
     RanOut,
     RosterCall,
+    RunningCall,
     connect,
 )
 from pdproxy.runtime.crew import Child, Crew
@@ -49,6 +50,7 @@ from pdproxy.runtime.rules import engine_ssl, listener_ssl
 from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.site import make_fleet, own_roster, report_anomaly
 from pdproxy.runtime.start import check_self, report_start
+from pdproxy.server.context import RunningRequest
 from pdproxy.tasks import spawn
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ EXIT_FAILED = 1
 LOOK_S = 0.02
 # For one worker to say what it counted; one that does not is left out.
 WORKER_ANSWER_S = 1.0
+_RECENT = msgspec.msgpack.Decoder(Recent)
+_REQUESTS = msgspec.msgpack.Decoder(list[RunningRequest])
 # Files there stay in memory: metrics are written with each request.
 _MEMORY_DIRECTORY = "/dev/shm"  # a directory of its own is made in it
 
@@ -202,7 +206,11 @@ class Supervisor:
 
     async def _respond(self, question: Question) -> bytes:
         if isinstance(question, HistoryCall):
-            return msgspec.msgpack.encode(await self._recent())
+            bodies = await self._ask_all(question)
+            return msgspec.msgpack.encode(merge([_RECENT.decode(body) for body in bodies]))
+        if isinstance(question, RunningCall):
+            lists = [_REQUESTS.decode(body) for body in await self._ask_all(question)]
+            return msgspec.msgpack.encode(list(chain.from_iterable(lists)))
         try:
             return msgspec.msgpack.encode(await self._call(question))
         finally:
@@ -224,13 +232,13 @@ class Supervisor:
             case Act.UNDRAIN:
                 return await roster.undrain(role, endpoint)
 
-    async def _recent(self) -> Recent:
-        asked = (c.channel.ask(HistoryCall(), WORKER_ANSWER_S) for c in self._crew.serving)
-        bodies = await asyncio.gather(*asked, return_exceptions=True)
-        parts = [msgspec.msgpack.decode(b, type=Recent) for b in bodies if isinstance(b, bytes)]
-        if not parts:
-            raise SupervisorSilent("no worker says what it counted")
-        return merge(parts)
+    async def _ask_all(self, question: Question) -> list[bytes]:
+        asked = (c.channel.ask(question, WORKER_ANSWER_S) for c in self._crew.serving)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        bodies = [answer for answer in answers if isinstance(answer, bytes)]
+        if not bodies:
+            raise SupervisorSilent("no worker answers; try again")
+        return bodies
 
     # --- instances
 

@@ -18,6 +18,7 @@ from pdproxy.connectors.pull import PullConnector
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.load import OutputEstimator, TokenEstimator
 from pdproxy.dispatch.abilities import AbilityBook
+from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.admission import Admission
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.orphans import Orphans
@@ -43,6 +44,7 @@ from pdproxy.runtime.start import check_self, report_start
 from pdproxy.runtime.tally import flushing
 from pdproxy.runtime.tracing import tracing
 from pdproxy.server.context import Context
+from pdproxy.server.running import shown
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
 
@@ -116,11 +118,13 @@ async def serving(
             flushing(metrics.flush, site.flush_s),
             site.roster(fleet, client.forget) as roster,
         ):
+            running: dict[int, Account] = {}
             context = Context(
                 tools=tools,
                 rules=server_rules(settings, ids),
                 observer=metrics,
                 page=site.page(metrics, fleet),
+                requests=site.requests(lambda: shown(running.values(), clock())),
                 roster=roster,
                 history=site.history(recorder),
                 clock=clock,
@@ -128,6 +132,7 @@ async def serving(
                 shutdown=site.shutdown,
                 tracer=tracer,
                 allow=allow,
+                running=running,
             )
             scrapers = metrics_site(context, site.metrics_sockets())
             async with scrapers, listening(settings, context, sockets) as listen:

@@ -129,6 +129,7 @@ def _site(begin: Begin, desk: Desk) -> Site:
         reports=desk,
         roster=lambda fleet, on_gone: desk.roster(fleet, on_gone, board),
         history=desk.history,
+        requests=desk.requests,
         page=page,
         metrics_sockets=lambda: _opened(begin.metrics_sockets),
         flush_s=FLUSH_S,

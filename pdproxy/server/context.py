@@ -8,10 +8,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+import msgspec
+
 from pdproxy.core.allow import AllowList
 from pdproxy.core.history import Recent
 from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.record import Change, InstanceRecord
+from pdproxy.core.timeline import Stage
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.tracing import NO_SPAN, Attributes, NoSpan, Span
@@ -103,6 +106,27 @@ class HistorySource(Protocol):
         ...
 
 
+class RunningRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request in flight, as administrators are told of it; nothing of its prompt."""
+
+    request_id: str
+    client: str
+    endpoint: str
+    model: str
+    stream: bool
+    stage: Stage
+    age_s: float
+    prefiller: str | None
+    decoder: str | None
+    prefill_attempts: int
+    decode_attempts: int
+    rounds: int
+
+
+# Gives the requests in flight, of this process or of all workers.
+RequestsSource: TypeAlias = Callable[[], Awaitable[list[RunningRequest]]]
+
+
 class RequestTracer(Protocol):
     """Who begins the span of a request."""
 
@@ -133,6 +157,7 @@ class Context:
 
     Attributes:
         page: makes the metrics page.
+        requests: gives the requests in flight.
         allow: which addresses engines may have; None for any.
         running: accounts of the requests in flight, by their `id()`.
     """
@@ -141,6 +166,7 @@ class Context:
     rules: ServerRules
     observer: RequestObserver
     page: Page
+    requests: RequestsSource
     roster: Roster
     history: HistorySource
     clock: Callable[[], float]

@@ -29,7 +29,7 @@ from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.rules import client_limits, dispatch_rules, server_rules
 from pdproxy.runtime.sources import load_settings
 from pdproxy.server.app import build_app
-from pdproxy.server.context import Context
+from pdproxy.server.context import Context, RunningRequest
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.upstream.client import EngineClient
 from tests.fakes.answer import Answer, EngineRequest
@@ -42,6 +42,11 @@ PASSED_ON = "/v1/audio/transcriptions"
 # A busy machine may stand still for longer than a connection may take by default.
 PATIENT = ("--connect-timeout", "60")
 ARGUMENTS = (*PATIENT, "--retry-delay", "0", "--stream-buffer-bytes", "1024")
+
+
+async def no_requests() -> list[RunningRequest]:
+    """Show none: nobody asks here."""
+    return []
 
 
 class NoRoster:
@@ -178,6 +183,7 @@ async def stage_of(
             tools=tools,
             rules=server_rules(settings, rng),
             observer=metrics,
+            requests=no_requests,
             page=metrics.scrape,
             roster=NoRoster(),
             history=Recorder(),

@@ -308,6 +308,25 @@ async def test_each_worker_answers_calls_alike_and_metrics_are_sums():
         assert len(made.d2.calls) == calls
 
 
+@pytest.mark.slow
+async def test_each_worker_shows_the_requests_of_all():
+    gate = Gate()
+    async with crew(2, 2, gate) as made:
+        streams = await begin(made, 8)
+        for _ in range(6):
+            reply = await made.get("/debug/requests")
+            assert [each["stage"] for each in reply.json["requests"]] == ["decode"] * 8
+            assert (await made.get("/healthcheck")).json["request_num"] == 8
+        gate.is_open = True
+        for stream in streams:
+            assert_whole_stream(await stream.end())
+        await until_answer(lambda: _shows_none(made))
+
+
+async def _shows_none(made: Scene) -> bool:
+    return bool((await made.get("/debug/requests")).json == {"requests": []})
+
+
 async def _has_served(proxy: ProxyProcess, count: int) -> bool:
     return await metric(proxy, "pdproxy_requests_total", outcome="success") == count
 

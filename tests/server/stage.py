@@ -15,7 +15,8 @@ from pdproxy.core.instance import Endpoint, Role, Source, State
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.dispatch.account import Account
 from pdproxy.runtime.recorder import Recorder
-from pdproxy.server.context import Context, ServerRules
+from pdproxy.server.context import Context, RunningRequest, ServerRules
+from pdproxy.server.running import shown
 from pdproxy.server.shutdown import Shutdown
 from tests.dispatch.stage import Stage
 from tests.dispatch.stage import stage as engines
@@ -118,10 +119,15 @@ async def server(
     async with engines(p, d, **dispatch) as play:
         requests, roster = FakeRequests(), FakeRoster(play)
         recorder = recorder or Recorder()
+
+        async def own_requests() -> list[RunningRequest]:
+            return shown(context.running.values(), context.clock())
+
         context = Context(
             tools=play.tools,
             rules=replace(RULES, **(rules or {})),
             observer=requests,
+            requests=own_requests,
             page=requests.scrape,
             roster=roster,
             history=recorder,
