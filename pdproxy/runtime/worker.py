@@ -90,28 +90,12 @@ async def serving(
     if sockets is None:
         sockets = bind(settings.host, settings.port, settings.listen_backlog)
     site = site or alone(settings)
-    clock, ids = time.monotonic, random.SystemRandom()
-    fleet = make_fleet(settings, site.board, site.reports, settings.seed)
+        fleet = make_fleet(settings, site.board, site.reports, settings.seed)
     recorder = Recorder()
     metrics = Reporter(fleet, recorder, site.running)
     allow = allow_list(settings)
     client = EngineClient(client_limits(settings), ssl_context=engine_ssl(settings), allow=allow)
-    connector = PullConnector()
-    orphans = Orphans(release_rules(settings), client, fleet, connector, metrics, clock)
-    tools = Tools(
-        client=client,
-        fleet=fleet,
-        connector=connector,
-        tokens=TokenEstimator(),
-        outputs=OutputEstimator(),
-        rules=dispatch_rules(settings),
-        observer=metrics,
-        clock=clock,
-        rng=ids,
-        orphans=orphans,
-        admission=Admission(admission_limits(settings), fleet, metrics, clock, site.admitted),
-        abilities=AbilityBook(settings.reasoning_end_id),
-    )
+    tools = _make_tools(settings, site, fleet, metrics, client)
     try:
         async with (
             tracing(settings) as tracer,
@@ -121,14 +105,14 @@ async def serving(
             running: dict[int, Account] = {}
             context = Context(
                 tools=tools,
-                rules=server_rules(settings, ids),
+                rules=server_rules(settings, tools.rng),
                 observer=metrics,
                 page=site.page(metrics, fleet),
-                requests=site.requests(lambda: shown(running.values(), clock())),
+                requests=site.requests(lambda: shown(running.values(), tools.clock())),
                 roster=roster,
                 history=site.history(recorder),
-                clock=clock,
-                rng=ids,
+                clock=tools.clock,
+                rng=tools.rng,
                 shutdown=site.shutdown,
                 tracer=tracer,
                 allow=allow,
@@ -139,8 +123,28 @@ async def serving(
                 host, port = sockets[0].getsockname()[:2]
                 yield Worker(host, port, fleet, metrics, site.shutdown, listen)
     finally:
-        await orphans.close()
+        await tools.orphans.close()
         await client.close()
+
+
+def _make_tools(
+    settings: Settings, site: Site, fleet: Fleet, metrics: Metrics, client: EngineClient
+) -> Tools:
+    connector, clock = PullConnector(), time.monotonic
+    return Tools(
+        client=client,
+        fleet=fleet,
+        connector=connector,
+        tokens=TokenEstimator(),
+        outputs=OutputEstimator(),
+        rules=dispatch_rules(settings),
+        observer=metrics,
+        clock=clock,
+        rng=random.SystemRandom(),
+        orphans=Orphans(release_rules(settings), client, fleet, connector, metrics, clock),
+        admission=Admission(admission_limits(settings), fleet, metrics, clock, site.admitted),
+        abilities=AbilityBook(settings.reasoning_end_id),
+    )
 
 
 async def serve_until_signal(
