@@ -90,7 +90,7 @@ async def serving(
     if sockets is None:
         sockets = bind(settings.host, settings.port, settings.listen_backlog)
     site = site or alone(settings)
-        fleet = make_fleet(settings, site.board, site.reports, settings.seed)
+    fleet = make_fleet(settings, site.board, site.reports, settings.seed)
     recorder = Recorder()
     metrics = Reporter(fleet, recorder, site.running)
     allow = allow_list(settings)
