@@ -25,6 +25,8 @@ from pdproxy.upstream.limits import Timeouts
 RESET_TIMEOUTS = Timeouts(connect_s=5, head_s=30, idle_s=30)
 OK = 200
 INTERNAL_ERROR = 500
+# What browsers say of a request by the user's own hand, and by a page of this proxy.
+_OWN_PAGES = frozenset({"none", "same-origin"})
 
 
 async def add(context: Context, request: web.Request) -> web.Response:
@@ -81,7 +83,7 @@ def check_admin(context: Context, request: web.Request) -> None:
 
     Raises:
         Unauthorized: a token is set and not given.
-        Forbidden: none is set and the caller is not on this machine.
+        Forbidden: none is set and the caller is not on this machine, or another site's page.
     """
     token = context.rules.admin_token
     if token:
@@ -90,6 +92,9 @@ def check_admin(context: Context, request: web.Request) -> None:
         return
     if not _is_loopback(request):
         raise Forbidden("without --admin-token, admin calls are taken from this machine only")
+    # A page of another site in a browser on this machine may send requests here, too.
+    if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_PAGES:
+        raise Forbidden("without --admin-token, admin calls are not taken from other sites' pages")
 
 
 def _is_loopback(request: web.Request) -> bool:

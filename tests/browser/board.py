@@ -6,7 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from pdproxy.core.instance import Role, State
+from pdproxy.core.instance import Role, Source, State
 from pdproxy.core.record import InstanceRecord
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
@@ -27,12 +27,19 @@ class Past:
 
 def record(role: Role = Role.DECODE, instance: str = "10.0.0.1:7100", **fields) -> InstanceRecord:
     plain = {
+        "source": Source.CONFIGURED,
         "state": State.ACTIVE,
         "state_age_s": 100.0,
         "requests": 0,
         "compute_tokens": 0,
         "kv_tokens": 0,
         "capacity_tokens": None,
+        "ramp": 1.0,
+        "ejections": 0,
+        "is_dead": False,
+        "last_error": "",
+        "last_error_age_s": None,
+        "engine": None,
     }
     return InstanceRecord(role=role, instance=instance, **{**plain, **fields})
 

@@ -192,6 +192,10 @@ async def test_nothing_is_wider_than_the_window(browser, width):
         async with visit(browser, made.port, width=width) as seen:
             await seen.until_shown()
             overhang = await seen.evaluate(OVERHANG)
+            rows = await seen.evaluate(
+                """[...document.querySelectorAll(".list tbody tr")].map((row) =>
+                    [row.offsetHeight, row.querySelector(".name").getClientRects()[0].width])"""
+            )
             clipped = await seen.evaluate(
                 """() => [...document.querySelectorAll("button, .meter, .values b, dd")]
                     .filter((node) => node.checkVisibility())
@@ -201,6 +205,7 @@ async def test_nothing_is_wider_than_the_window(browser, width):
 
     assert overhang <= 0
     assert clipped == []
+    assert all(height < 200 and name > 5 for height, name in rows), rows
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
