@@ -51,7 +51,7 @@ def test_the_environment_is_read(capsys: Capture, monkeypatch: pytest.MonkeyPatc
 
 
 def test_every_fault_is_a_line_on_standard_error(capsys: Capture) -> None:
-    code = main(["--port", "70000", "--check-config", "--worker", "0", "--nonsense"])
+    code = main(["--port", "70000", "--check-config", "--worker", "-1", "--nonsense"])
 
     captured = capsys.readouterr()
     assert code == 2
@@ -59,7 +59,7 @@ def test_every_fault_is_a_line_on_standard_error(capsys: Capture) -> None:
     assert captured.err.splitlines() == [
         "pdproxy: argument 6: unknown option --nonsense",
         "pdproxy: --port: '70000' is not a port (1 to 65535)",
-        "pdproxy: --workers: '0' is below 1",
+        "pdproxy: --workers: '-1' is below 0",
     ]
 
 

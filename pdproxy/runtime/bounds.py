@@ -127,18 +127,18 @@ class Bounds(BaseSettings):
         "prompts of one list request in flight at once, so that one client cannot fill the "
         "engines' queues",
     )
-    max_in_flight: types.Whole = _limit(
+    max_in_flight: types.Amount = _limit(
         0, "N", "client requests that are worked on at once, 0: no limit; others wait"
     )
-    max_queue: types.Whole = _limit(
+    max_queue: types.Amount = _limit(
         1024,
         "N",
         "requests that wait for their turn; beyond them 429 with Retry-After. 0: none waits",
     )
-    max_per_prefiller: types.Whole = _limit(
+    max_per_prefiller: types.Amount = _limit(
         0, "N", "prompts in flight on one prefiller, 0: no limit; others wait"
     )
-    max_per_decoder: types.Whole = _limit(
+    max_per_decoder: types.Amount = _limit(
         0, "N", "answers in flight on one decoder, 0: no limit; others wait"
     )
     kv_queue: types.Switch = _limit(
@@ -147,12 +147,12 @@ class Bounds(BaseSettings):
         "let requests wait while no decoder has room for their KV cache, as far as the decoders' "
         "capacity is known; at the end of --queue-timeout the least full one gets them",
     )
-    kv_release_concurrency: types.Whole = _limit(
+    kv_release_concurrency: types.Amount = _limit(
         32,
         "N",
         "KV handles that are released at once; 0: none is, and the prefillers hold them until "
         "their leases end",
     )
-    kv_release_queue: types.Whole = _limit(
+    kv_release_queue: types.Amount = _limit(
         4096, "N", "KV handles that wait to be released; more are left to the prefillers' leases"
     )

@@ -16,7 +16,7 @@ from pdproxy.core.jsonfields import encode
 from pdproxy.dispatch.account import Account, Outcome
 
 ACCESS = logging.getLogger("pdproxy.access")
-TEXT_FORMAT = "%(asctime)s %(levelname)-7s {worker}%(name)s: %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 MAX_MODEL_CHARACTERS = 64
 # Most values: ASCII that is visible, without quotes and "=".
 _BARE = re.compile(r"[!#-<>-~]+").fullmatch
@@ -25,8 +25,8 @@ _BARE = re.compile(r"[!#-<>-~]+").fullmatch
 def setup_logging(level: str, log_format: str, worker: int | None = None) -> None:
     """Send the program's log to standard error; each line of one of several workers names it."""
     handler = logging.StreamHandler(sys.stderr)
-    shown = "" if worker is None else f"w{worker} "
-    text = logging.Formatter(TEXT_FORMAT.format(worker=shown))
+    shown = TEXT_FORMAT if worker is None else TEXT_FORMAT.replace("%(name)", f"w{worker} %(name)")
+    text = logging.Formatter(shown)
     handler.setFormatter(JSONFormatter(worker) if log_format == "json" else text)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Asked for each record, and shown by neither format.

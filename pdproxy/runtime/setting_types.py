@@ -73,6 +73,14 @@ def read_whole(value: object) -> int:
     return number
 
 
+def read_amount(value: object) -> int:
+    """Read a number of things of which there may be none."""
+    number = read_whole(value)
+    if number < 0:
+        raise ValueError("is below 0")
+    return number
+
+
 def read_count(value: object) -> int:
     """Read a number of things of which there is at least one."""
     number = read_whole(value)
@@ -252,6 +260,7 @@ def read_keyed_file(value: object) -> Path:
 
 Port = Annotated[int, BeforeValidator(read_port)]
 Whole = Annotated[int, BeforeValidator(read_whole)]
+Amount = Annotated[int, BeforeValidator(read_amount)]
 Count = Annotated[int, BeforeValidator(read_count)]
 Attempts = Annotated[int, BeforeValidator(read_attempts)]
 Duration = Annotated[float, BeforeValidator(read_duration)]

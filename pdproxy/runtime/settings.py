@@ -109,7 +109,7 @@ class Settings(Access, Bounds, Observing, Upkeep):
         "connections that the kernel holds until they are accepted; a burst of clients needs "
         "more than the usual 128",
     )
-    workers: types.Whole = _listening(
+    workers: types.Amount = _listening(
         1, "N", "processes that serve requests, 0: as many as there are processors"
     )
 
@@ -169,7 +169,7 @@ class Settings(Access, Bounds, Observing, Upkeep):
         "prefill and decode rounds of one prompt, the first included; beyond them the answer ends "
         "with an error",
     )
-    reasoning_end_id: types.Whole | None = _routing(
+    reasoning_end_id: types.Amount | None = _routing(
         None,
         "ID",
         "token that ends the reasoning of the model; asked of an engine's /tokenize if not given",

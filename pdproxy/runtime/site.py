@@ -49,6 +49,7 @@ class Site:
         board: keeps the load.
         running: counts the client requests.
         admitted: counts those that were let in.
+        row: the number of this process among several; 0 if it is alone.
         reports: who is told what requests learn of instances; None for the process's own fleet.
         roster: fills the fleet, and is asked by administrative calls.
         history: makes the recent past of the whole proxy from that of this process.
@@ -69,6 +70,7 @@ class Site:
     page: Callable[[Metrics, Fleet], Page]
     metrics_sockets: Callable[[], list[socket.socket]]
     flush_s: float = FLUSH_S
+    row: int = 0
     shutdown: Shutdown = field(default_factory=Shutdown)
 
 

@@ -90,7 +90,9 @@ async def serving(
     if sockets is None:
         sockets = bind(settings.host, settings.port, settings.listen_backlog)
     site = site or alone(settings)
-    fleet = make_fleet(settings, site.board, site.reports, settings.seed)
+    # Workers that began with one seed would choose in step.
+    seed = None if settings.seed is None else settings.seed + site.row
+    fleet = make_fleet(settings, site.board, site.reports, seed)
     recorder = Recorder()
     metrics = Reporter(fleet, recorder, site.running)
     allow = allow_list(settings)

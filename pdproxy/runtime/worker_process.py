@@ -133,6 +133,7 @@ def _site(begin: Begin, desk: Desk) -> Site:
         page=page,
         metrics_sockets=lambda: _opened(begin.metrics_sockets),
         flush_s=FLUSH_S,
+        row=begin.row,
         shutdown=desk.shutdown,
     )
 

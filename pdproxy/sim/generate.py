@@ -78,12 +78,13 @@ async def answer(
 ) -> web.StreamResponse:
     """Run a generation request through the engine and answer it in one API's form."""
     node = request.app[NODE]
-    fault = asked_for(node.faults.take(), request.headers, node.config.role)
     node.in_flight += 1
     try:
+        parsed = await _parsed(request, node, parse)
+        # Not for what is refused anyway, such as a request that only releases its handle.
+        fault = asked_for(node.faults.take(), request.headers, node.config.role)
         if fault.status is not None or fault.drop_after == 0:
             return _refuse(request, node, fault)
-        parsed = await _parsed(request, node, parse)
         job = node.engine.submit(parsed, fault.recompute_after)
         try:
             if parsed.stream:

@@ -216,7 +216,6 @@ UNKNOWN = [
     ("GET", "/nothing"),
     ("POST", "/nothing"),
     ("GET", "/docs"),
-    ("GET", "/instances"),
     ("POST", "/start_profile"),
     ("POST", "/sleep"),
     ("GET", "/%2e%2e/etc/passwd"),

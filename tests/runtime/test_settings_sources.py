@@ -123,7 +123,7 @@ def test_variables_that_describe_a_kubernetes_service_are_passed_over() -> None:
 
 def test_all_faults_of_all_sources_are_told_at_once(file: Path) -> None:
     file.write_text(
-        'workers = 0\nlog_levle = "INFO"\nprefillers = ["A:1", "B"]\nserver = {a = 1}\n'
+        'workers = -1\nlog_levle = "INFO"\nprefillers = ["A:1", "B"]\nserver = {a = 1}\n'
     )
 
     faults = faults_of(
@@ -140,7 +140,7 @@ def test_all_faults_of_all_sources_are_told_at_once(file: Path) -> None:
         "--decoder-ports: value 3 of 3 ('x') is not a port (1 to 65535)",
         "--seed: 'y' is not a whole number",
         "PDPROXY_IDLE_TIMEOUT: '-1' is not a number of seconds (0 or more)",
-        f"{file}: workers: 0 is below 1",
+        f"{file}: workers: -1 is below 0",
         (
             f"{file}: prefillers: value 2 of 2 ('B') is not HOST:PORTS: "
             "the port is missing, such as in host:8000"
