@@ -111,6 +111,14 @@ class BodyTooLarge(PDProxyError):
     code = "body_too_large"
 
 
+class UnsupportedEncoding(PDProxyError):
+    """The body is compressed in a way that is not known here."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_encoding"
+
+
 class ClientStalled(PDProxyError):
     """The client did not read what it was sent for too long; its stream is cut."""
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from pdproxy.core.jsonfields import Raw, decode, join_object
+from pdproxy.core.jsonfields import JsonFields, Raw, decode, join_object
 from pdproxy.errors import EngineAnswered
 
 MIN_ERROR_STATUS = 400
 MAX_ERROR_STATUS = 599
 DEFAULT_ERROR_STATUS = 502
+
+
+def refuse_error(fields: JsonFields) -> None:
+    """Raise if a whole answer with status 200 is an error and nothing else.
+
+    Raises:
+        EngineAnswered: what it stands for.
+    """
+    error = fields.get("error")
+    if "choices" not in fields and error is not None and decode(error) is not None:
+        raise engine_error(error)
 
 
 def engine_error(error: bytes) -> EngineAnswered:

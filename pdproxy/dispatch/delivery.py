@@ -6,7 +6,7 @@ import asyncio
 
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cached_tokens
-from pdproxy.core.error_events import engine_error
+from pdproxy.core.error_events import engine_error, refuse_error
 from pdproxy.core.fleet import Lease
 from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.dispatch.account import Outcome
@@ -124,6 +124,7 @@ class Delivery:
         except ValueError as error:
             text = "the decoder's answer is not JSON"
             raise UpstreamProtocol(text, detail=str(error)) from None
+        refuse_error(fields)
         facts = self._round.facts = read_body(fields, user_stops=self._request.stops)
         self._round.note(handoff)
         if facts.recomputed:

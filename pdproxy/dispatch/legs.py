@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pdproxy.connectors.base import Connector
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.chunks import read_body
+from pdproxy.core.error_events import refuse_error
 from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_id
 from pdproxy.core.jsonfields import Raw, split_object
@@ -133,6 +134,7 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
                 raise
             check_status(response, answer)
             fields = _split_reply(answer)
+            refuse_error(fields)
     account.timeline.mark_prefill_done(clock())
     return _hand_off(tools, request, call, lease, engine_id, fields)
 

@@ -175,7 +175,7 @@ class _Refusal(asyncio.Protocol):
         head = (
             f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
             f"Retry-After: {error.retry_after_s}\r\nContent-Length: {len(body)}\r\n"
-            "Connection: close\r\n\r\n"
+            "Server: pdproxy\r\nConnection: close\r\n\r\n"
         )
         transport.write(head.encode() + body)
         transport.close()

@@ -18,10 +18,13 @@ from pdproxy.errors import (
     InvalidRequest,
     LoopDetected,
     Unauthorized,
+    UnsupportedEncoding,
 )
 from pdproxy.server.context import Context, ServerRules
 
 BEARER = "bearer"
+# The last two only where their libraries are installed; without them the parser refuses.
+ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
 # What reading a body raises that cannot be decompressed, or whose framing is broken.
 UNREADABLE = (RequestPayloadError, ClientPayloadError, web.HTTPException)
 
@@ -41,12 +44,16 @@ def check_admission(rules: ServerRules, request: web.Request) -> None:
     """Refuse a request that came back to this proxy, and one without a key where keys are set.
 
     Raises:
+        UnsupportedEncoding: the body is compressed in a way that is not known.
         InvalidRequest: it names no version of HTTP, which old parsers read in other ways.
         LoopDetected: one of the instances is this proxy.
         Unauthorized: no valid key.
     """
     if request.version < HttpVersion10:
         raise InvalidRequest("the request line names no version of HTTP")
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() not in ENCODINGS:
+        raise UnsupportedEncoding("the body may be plain, or compressed by gzip or deflate")
     via = request.headers.get("Via")
     if via is not None and rules.via in via:
         raise LoopDetected("the request came back to this proxy: an instance is the proxy itself")

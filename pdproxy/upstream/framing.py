@@ -13,6 +13,7 @@ _BODYLESS = frozenset({204, 304})
 _FIRST_STATUS = 100
 _SWITCHING_PROTOCOLS = 101
 _FIRST_FINAL_STATUS = 200
+_LAST_STATUS = 599
 _HEADER_OVERHEAD_BYTES = 4  # ": " and the line's end
 
 
@@ -132,6 +133,9 @@ class ResponseParser:
         status = self._parser.get_status_code()
         if status < _FIRST_FINAL_STATUS:
             self._skip_interim(status)
+            return
+        if status > _LAST_STATUS:
+            self._refuse(f"status {status}")
             return
         if self._quiet_bytes > self._max_head_bytes and self._head_size() > self._max_head_bytes:
             self._refuse("the head is too large")
