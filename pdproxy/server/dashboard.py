@@ -15,7 +15,6 @@ from aiohttp import web
 
 from pdproxy import __version__
 from pdproxy.core.history import BUCKET_S, BUCKETS, WINDOW_S
-from pdproxy.core.instance import State
 from pdproxy.core.jsonfields import encode
 from pdproxy.errors import InvalidRequest, PDProxyError
 from pdproxy.server.admin import check_admin, refusal
@@ -65,8 +64,7 @@ async def data(context: Context, request: web.Request) -> web.Response:
 
 async def _feed(context: Context, since_s: float) -> Feed:
     # Before the history, which is to be read at once.
-    known = await context.roster.describe()
-    instances = [each for each in known if each.state is not State.GONE]
+    instances = await context.roster.describe()
     recent = await context.history.recent()
     return Feed(
         version=__version__,

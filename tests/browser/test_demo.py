@@ -99,3 +99,27 @@ async def test_numbers_are_those_of_the_metrics_and_of_the_data(browser):
     assert "none-such" in failures
     assert sorted(names) == sorted(each["instance"] for each in data["instances"])
     assert len(names) == 4
+
+
+async def test_drain_by_click_is_carried_out_and_shown_and_taken_back(browser):
+    async with demo() as running, visit(browser, running.port) as seen:
+        await seen.until_text("#health", "2 of 2 decoders active")
+        name = await seen.text("#list-decode .name")
+        await seen.page.get_by_role("button", name=f"Drain decoder {name}").click()
+        await seen.page.click("#confirm [value=yes]")
+        await seen.until_text("#health", "1 of 1 decoder active")
+        told, listed = await seen.text("#told"), await states(running.port)
+        statuses = [await ask(running.port) for _ in range(3)]
+        await seen.page.get_by_role("button", name=f"Undrain decoder {name}").click()
+        await seen.page.click("#confirm [value=yes]")
+        await seen.until_text("#health", "2 of 2 decoders active")
+
+        assert name in told
+        assert listed[name] == "gone"
+        assert statuses == [200] * 3
+        assert (await states(running.port))[name] == "active"
+
+
+async def states(port: int) -> dict[str, str]:
+    told = (await client.get(port, "/instances")).json
+    return {each["instance"]: each["state"] for each in told["decode"]["instances"]}

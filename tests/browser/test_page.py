@@ -24,6 +24,7 @@ TROUBLED = [
     record(instance="d:2", requests=9, state=State.EJECTED),
     record(instance="d:3", requests=3, kv_tokens=97, capacity_tokens=100),
     record(instance="d:4", requests=2, state=State.DRAINING),
+    record(instance="d:0", state=State.GONE),
 ]
 
 # Every visible text whose contrast with what lies behind it is below 4.5 (WCAG 2, AA).
@@ -90,13 +91,31 @@ async def test_problems_stand_first_and_other_orders_can_be_chosen(browser):
             text = await seen.text("#list-decode")
 
     assert orders == {
-        "problems": ["d:2", "d:4", "d:3", "d:1", "d:10"],
-        "load": ["d:2", "d:10", "d:3", "d:4", "d:1"],
-        "state": ["d:2", "d:4", "d:1", "d:10", "d:3"],
-        "name": ["d:1", "d:2", "d:3", "d:4", "d:10"],
+        "problems": ["d:2", "d:4", "d:3", "d:1", "d:10", "d:0"],
+        "load": ["d:2", "d:10", "d:3", "d:4", "d:1", "d:0"],
+        "state": ["d:2", "d:4", "d:1", "d:10", "d:3", "d:0"],
+        "name": ["d:0", "d:1", "d:2", "d:3", "d:4", "d:10"],
     }
     for part in ("ejected for 1 min", "draining for 1 min", "97 % of 100", "90 % of 100"):
         assert part in text
+
+
+async def test_what_went_wrong_on_an_instance_stands_in_its_row(browser):
+    failed = Instance(Role.DECODE, Endpoint("10.0.0.1", 7100), 0, 1)
+    why = "connection refused"
+    async with board() as made:
+        made.recorder.attempt_failed(failed, "connect")
+        made.roster.records = [
+            record(state=State.EJECTED, ejections=2, last_error=why, last_error_age_s=10.0),
+            record(instance="d:2", ramp=0.25),
+        ]
+        async with visit(browser, made.port) as seen:
+            await seen.until_shown()
+            text = await seen.text("#list-decode")
+
+    assert "2 ejections · 1 failed attempt · " in text
+    assert "connection refused" in text
+    assert "slow start, 25 %" in text
 
 
 async def test_rows_keep_their_places_under_the_pointer(browser):
@@ -205,7 +224,7 @@ async def test_nothing_is_wider_than_the_window(browser, width):
 
     assert overhang <= 0
     assert clipped == []
-    assert all(height < 200 and name > 5 for height, name in rows), rows
+    assert all(height < 220 and name > 5 for height, name in rows), rows
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
