@@ -27,6 +27,7 @@ _OPTIONS: tuple[tuple[str, type, str], ...] = (
     ("block_size", int, "tokens per KV block"),
     ("num_blocks", int, "KV capacity in blocks"),
     ("max_num_seqs", int, "running requests at once"),
+    ("max_n_sequences", int, "choices of one request at most"),
     ("max_queued_requests", int, "waiting requests beyond which it answers 503"),
     ("kv_lease_s", float, "seconds a prefilled prompt waits for its decoder"),
     ("prefill_base_s", float, "seconds of each prefill step"),

@@ -23,6 +23,7 @@ class SimConfig:
         max_model_len: Prompt plus output tokens of one request.
         num_blocks: KV capacity, in blocks of `block_size` tokens.
         max_num_seqs: Running requests at once; the rest waits.
+        max_n_sequences: Choices of one request.
         max_queued_requests: Beyond it the engine answers 503; None is without limit.
         kv_lease_s: How long a prefilled prompt stays pinned for its decoder.
         tokens_per_step: Tokens per engine step and event, as with speculative decoding.
@@ -49,6 +50,7 @@ class SimConfig:
     block_size: int = 16
     num_blocks: int = 4096
     max_num_seqs: int = 256
+    max_n_sequences: int = 16384
     max_queued_requests: int | None = None
     kv_lease_s: float = 30.0
     prefill_base_s: float = 0.0

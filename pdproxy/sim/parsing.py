@@ -162,7 +162,7 @@ def sampling(body: JsonObject, config: SimConfig, prompt: list[int], limit: int 
         raise bad_request(message)
     if "" in stop:
         raise bad_request("stop cannot contain an empty string.", "stop")
-    is_sampled = _check_ranges(body)
+    is_sampled = _check_ranges(body, config)
     seed = fields.whole(body, "seed") if is_sampled else None
     budget = fields.whole(body, "thinking_token_budget")
     thinking = config.reasoning_tokens if budget is None else budget
@@ -209,7 +209,7 @@ def _output_limit(config: SimConfig, prompt_tokens: int, limit: int | None) -> i
     return limit
 
 
-def _check_ranges(body: JsonObject) -> bool:
+def _check_ranges(body: JsonObject, config: SimConfig) -> bool:
     """Check the numbers of sampling; whether the request samples at all."""
     temperature = fields.number(body, "temperature")
     if temperature is not None and temperature < 0:
@@ -223,6 +223,9 @@ def _check_ranges(body: JsonObject) -> bool:
     n = fields.whole(body, "n")
     if n is not None and n < 1:
         raise bad_request(f"n must be at least 1, got {n}.", "n", n)
+    if n is not None and n > config.max_n_sequences:
+        most = config.max_n_sequences
+        raise bad_request(f"n must be at most {most}, got {n}.", "n", n)
     is_greedy = temperature == 0
     if is_greedy and n is not None and n > 1 and not body.get("use_beam_search"):
         raise bad_request(f"n must be 1 when using greedy sampling, got {n}.")

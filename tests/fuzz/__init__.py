@@ -1,0 +1,1 @@
+"""Inputs that nobody would write: against the HTTP face, through the real command."""
