@@ -323,6 +323,20 @@ async def test_each_worker_shows_the_requests_of_all():
         await until_answer(lambda: _shows_none(made))
 
 
+@pytest.mark.slow
+async def test_each_worker_shows_the_history_of_all():
+    async with crew(2, 2) as made:
+        for _ in range(20):
+            assert (await made.post(CHAT, chat(max_tokens=2))).status == 200
+        assert (await made.post(CHAT, chat(messages=7))).status >= 400
+        for _ in range(6):
+            told = (await made.get("/dashboard/data")).json
+            assert told["window"]["requests"] == 21
+            assert told["window"]["outcomes"]["success"] == 20
+            assert len(told["failures"]) == 21 - 20
+            assert [each["state"] for each in told["instances"]] == ["active"] * 3
+
+
 async def _shows_none(made: Scene) -> bool:
     return bool((await made.get("/debug/requests")).json == {"requests": []})
 
