@@ -144,7 +144,7 @@ class Storm:
     async def _one(self, number: int) -> None:
         rng = random.Random(self._seed * 1_000_003 + number)
         path, body = self._kinds[number % len(self._kinds)]
-        headers = {}
+        headers = {"X-Request-Id": f"chaos-{number}"}
         if rng.random() < 0.2:
             # Each round ends after so many tokens, so few of them mean several rounds.
             headers["x-sim-recompute-after"] = str(

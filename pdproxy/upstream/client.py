@@ -149,8 +149,18 @@ class EngineClient:
                     raise
                 # The engine closed it between two requests. The others are likely as dead.
                 origin.close_idle()
+                connection = await self._connect_again(origin, exchange.timeouts)
+                return await _with_head(exchange.start(connection), rescue)
         connection = await self._connect(origin, exchange.timeouts)
         return await _with_head(exchange.start(connection), rescue)
+
+    async def _connect_again(self, origin: Origin, timeouts: Timeouts) -> Connection:
+        """Connect after a request that may have been read by an engine that died then."""
+        try:
+            return await self._connect(origin, timeouts)
+        except (errors.UpstreamUnreachable, errors.UpstreamTimeout) as error:
+            text = "the connection ended before the answer, and no other could be opened"
+            raise errors.UpstreamLost(text, detail=error.detail) from error
 
     async def _connect(self, origin: Origin, timeouts: Timeouts) -> Connection:
         context = None

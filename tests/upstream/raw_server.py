@@ -14,7 +14,7 @@ import enum
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from pdproxy.core.instance import Endpoint
@@ -49,6 +49,10 @@ class RawRequest:
         return [value.strip() for key, _, value in pairs if key.lower() == name]
 
 
+def _nothing_listens() -> None:
+    raise AssertionError("the server is not up yet")
+
+
 class RawServer:
     """What the scripted server has seen so far."""
 
@@ -58,6 +62,7 @@ class RawServer:
         self.connection_count = 0
         self.open_count = 0
         self.endpoint = Endpoint.parse("127.0.0.1:1")
+        self.stop_listening: Callable[[], None] = _nothing_listens
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -154,6 +159,7 @@ async def raw_server(
     )
     host, port = server.sockets[0].getsockname()[:2]
     raw.endpoint = Endpoint.of(host, port, tls is not None)
+    raw.stop_listening = server.close
     try:
         yield raw
     finally:

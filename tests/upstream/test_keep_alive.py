@@ -60,6 +60,18 @@ async def test_a_stale_connection_is_replaced_once(client, end):
         assert [request.body for request in server.requests] == [b"hi"] * 3
 
 
+@pytest.mark.case("C75")
+@pytest.mark.parametrize("end", [EOF, RST])
+async def test_an_engine_that_died_with_a_request_may_have_read_it(client, end):
+    # Refused alone would say that it certainly did not, and its KV handle would be used again.
+    async with raw_server((REQUEST, answer(), REQUEST, end)) as server:
+        await (await post(client, server)).read()
+        server.stop_listening()
+
+        with pytest.raises(errors.UpstreamLost):
+            await post(client, server)
+
+
 async def test_a_fresh_connection_that_closes_without_a_byte_is_not_tried_again(client):
     async with raw_server((REQUEST, EOF)) as server:
         with pytest.raises(errors.UpstreamLost):
