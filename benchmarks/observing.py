@@ -23,6 +23,7 @@ from typing import cast
 
 import uvloop
 
+from pdproxy.core.fleet import Fleet
 from pdproxy.core.pulse import Pulse
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch import account, delivery
@@ -112,15 +113,7 @@ class NoPulse(Pulse):
         return False
 
 
-class NoReporter(Metrics):
-    """Counts nothing but the requests in flight, which other parts ask for."""
-
-    def __getattribute__(self, name: str) -> object:  # type: ignore[explicit-override] # typing has it from 3.12
-        if name in SILENT:
-            return _nothing
-        return super().__getattribute__(name)
-
-
+# The requests in flight are counted for other parts, too.
 SILENT = frozenset(
     name
     for name in vars(Metrics)
@@ -135,19 +128,21 @@ def _nothing(*_args: object, **_more: object) -> None:
 def switch_off() -> None:
     """Let this process record nothing: no counts, no log lines, no stages, no gaps."""
 
-    class Silent(NoReporter):
-        def __init__(self, fleet: object, *_more: object) -> None:
-            super().__init__(fleet)  # type: ignore[arg-type] # as the worker passes it
+    def begin(self: Metrics, fleet: Fleet, *_more: object) -> None:
+        Metrics.__init__(self, fleet)
 
     class SilentRelay(StreamRelay):
         def __init__(self, *args: object, **more: object) -> None:
             super().__init__(*args, **{**more, "clock": lambda: 0.0})  # type: ignore[arg-type] # as dispatch passes them
 
+    silent_metrics = type(
+        "Silent", (Metrics,), {"__init__": begin, **dict.fromkeys(SILENT, _nothing)}
+    )
     marks = (name for name in vars(Timeline) if name.startswith("mark_"))
     for mark in tuple(marks):
         setattr(Timeline, mark, _nothing)
     for module, name, silent in (
-        (worker, "Reporter", Silent),
+        (worker, "Reporter", silent_metrics),
         (account, "Pulse", NoPulse),
         (delivery, "StreamRelay", SilentRelay),
     ):

@@ -39,6 +39,7 @@ TESTED_ELSEWHERE = {
     "runtime/demo": "tests/test_cli.py",
     "runtime/describe": "tests/runtime/test_settings_texts.py",
     "runtime/fleet_metrics": "tests/runtime/test_metrics.py",
+    "runtime/request_series": "tests/runtime/test_metrics.py",
     "runtime/help_text": "tests/runtime/test_settings_texts.py",
     "runtime/instruments": "tests/runtime/test_metrics.py",
     "runtime/instances_arg": "tests/runtime/test_settings_instances.py",

@@ -1,33 +1,30 @@
-"""Logs: text for people or one JSON object a line; one access line per request.
-
-Rule: nothing that a client sent but its request id, its address and the model's name, and no key.
-"""
+"""Logs: text for people or one JSON object a line, of access lines several in one write."""
 
 from __future__ import annotations
 
 import logging
-import re
 import sys
+import time
+from collections.abc import Mapping
+from typing import TextIO
 
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from pdproxy.core.jsonfields import encode
-from pdproxy.dispatch.account import Account, Outcome
+from pdproxy.runtime.access_line import ACCESS, AccessLines, access_text
 
-ACCESS = logging.getLogger("pdproxy.access")
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-MAX_MODEL_CHARACTERS = 64
-# Most values: ASCII that is visible, without quotes and "=".
-_BARE = re.compile(r"[!#-<>-~]+").fullmatch
+# A pipe takes 4096 bytes in one piece, also between what other workers write. Few are not ASCII.
+WRITE_CHARACTERS = 3800
+TEXT_TIME, JSON_TIME = "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"
 
 
 def setup_logging(level: str, log_format: str, worker: int | None = None) -> None:
     """Send the program's log to standard error; each line of one of several workers names it."""
-    handler = logging.StreamHandler(sys.stderr)
-    shown = TEXT_FORMAT if worker is None else TEXT_FORMAT.replace("%(name)", f"w{worker} %(name)")
-    text = logging.Formatter(shown)
-    handler.setFormatter(JSONFormatter(worker) if log_format == "json" else text)
+    handler = LineHandler(sys.stderr)
+    made = JSONFormatter(worker) if log_format == "json" else TextFormatter(worker)
+    handler.setFormatter(made)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     # Asked for each record, and shown by neither format.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
@@ -58,101 +55,101 @@ class _ClientFaults(logging.Filter):
 CLIENT_FAULTS = _ClientFaults()
 
 
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes many access lines at once, but none in two pieces."""
+
+    def emit(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, record: logging.LogRecord
+    ) -> None:
+        """Write a record."""
+        if not isinstance(record.msg, AccessLines):
+            super().emit(record)
+            return
+        try:
+            left = self.format(record) + self.terminator
+            while left:
+                end = len(left)
+                if end > WRITE_CHARACTERS:
+                    end = left.rfind("\n", 0, WRITE_CHARACTERS) + 1 or left.index("\n") + 1
+                self.stream.write(left[:end])
+                self.flush()
+                left = left[end:]
+        except Exception:  # noqa: BLE001 - as the library does: a log must not end a request
+            self.handleError(record)
+
+
+class _Seconds:
+    """Shows times, one second's once."""
+
+    def __init__(self, time_format: str) -> None:
+        self._format = time_format
+        self._second = -1
+        self._shown = ""
+
+    def shown(self, at_s: float) -> str:
+        second = int(at_s)
+        if second != self._second:
+            self._second = second
+            self._shown = time.strftime(self._format, time.localtime(second))
+        return self._shown
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people."""
+
+    def __init__(self, worker: int | None = None) -> None:
+        """Make a formatter; each line of one of several workers names it."""
+        name = "%(name)s" if worker is None else f"w{worker} %(name)s"
+        shown = TEXT_FORMAT.replace("%(name)s", name)
+        super().__init__(shown)
+        parts = {"levelname": "INFO", "name": ACCESS.name, "message": "%s"}
+        self._access = shown % {"asctime": "%s,%03d", **parts}
+        self._seconds = _Seconds(TEXT_TIME)
+
+    def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, record: logging.LogRecord
+    ) -> str:
+        """Return the line, or the lines of several requests."""
+        lines: object = record.msg
+        if not isinstance(lines, AccessLines):
+            return super().format(record)
+        line, shown = self._access, self._seconds.shown
+        return "\n".join(
+            [
+                line % (shown(at_s), at_s % 1 * 1000, access_text(fields))
+                for at_s, fields in lines.each(record.created)
+            ]
+        )
+
+
 class JSONFormatter(logging.Formatter):
     """One JSON object a line; the fields of the access line stand beside its message."""
 
     def __init__(self, worker: int | None = None) -> None:
         """Make a formatter; each line of one of several workers names it."""
         super().__init__()
-        self._worker = worker
+        self._worker = {} if worker is None else {"worker": worker}
+        self._seconds = _Seconds(JSON_TIME)
 
     def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, record: logging.LogRecord
     ) -> str:
-        """Return the line."""
-        line: dict[str, object] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+        """Return the line, or the lines of several requests."""
+        lines: object = record.msg
+        if isinstance(lines, AccessLines):
+            each = lines.each(record.created)
+            found = [self._line(record, at_s, access_text(f), f) for at_s, f in each]
+            return "\n".join(found)
+        more = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
+        return self._line(record, record.created, record.getMessage(), more)
+
+    def _line(
+        self, record: logging.LogRecord, at_s: float, message: str, more: Mapping[str, object]
+    ) -> str:
+        line = {
+            "time": self._seconds.shown(at_s),
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": message,
         }
-        if self._worker is not None:
-            line["worker"] = self._worker
-        line.update(getattr(record, "fields", {}))
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return encode(line).decode()
-
-
-def log_access(account: Account) -> None:
-    """Write the access line of a request that has ended."""
-    if not ACCESS.isEnabledFor(logging.INFO):
-        return
-    fields = access_fields(account)
-    text = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
-    # Made here, since the logger would look for the calling line, which costs as much again.
-    record = ACCESS.makeRecord(
-        ACCESS.name, logging.INFO, __file__, 0, text, (), None, extra={"fields": fields}
-    )
-    ACCESS.handle(record)
-
-
-def access_fields(account: Account) -> dict[str, object]:
-    """Return what the access line says; what is not known is left out."""
-    timeline = account.timeline
-    tpot_s = None
-    if account.is_stream and account.output_tokens is not None:
-        tpot_s = timeline.tpot_s(account.output_tokens)
-    fields: dict[str, object | None] = {
-        "request_id": account.request_id,
-        "client": account.client,
-        "endpoint": account.endpoint,
-        "model": account.model[:MAX_MODEL_CHARACTERS] or None,
-        "stream": account.is_stream or None,
-        "status": account.status,
-        "outcome": account.outcome.value,
-        "prefiller": account.prefiller or None,
-        "decoder": account.decoder or None,
-        "prefiller_reason": account.prefiller_reason,
-        "decoder_reason": account.decoder_reason,
-        "prefill_attempts": _if_many(account.prefill_attempts),
-        "decode_attempts": _if_many(account.decode_attempts),
-        "rounds": _if_many(account.rounds),
-        "prompt_tokens": account.prompt_tokens,
-        "cached_tokens": account.cached_tokens,
-        "output_tokens": account.output_tokens,
-        "finish": ",".join(sorted(set(account.finish_reasons))) or None,
-        "queue_s": _rounded(timeline.queue_s),
-        "ttft_s": _rounded(timeline.ttft_s if account.is_stream else None),
-        "tpot_s": _rounded(tpot_s),
-        "total_s": _rounded(timeline.total_s),
-        "why": account.why or None if account.outcome is not Outcome.SUCCESS else None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _if_many(count: int) -> int | None:
-    return count if count > 1 else None
-
-
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
-
-
-def _shown(value: object) -> str:
-    """Quote what holds spaces or control characters, so that the line splits at spaces."""
-    if not isinstance(value, str):
-        return str(value)
-    text = str(value)
-    if _BARE(text):
-        return text
-    if text and text.isprintable() and not any(c in text for c in ' "='):
-        return text
-    quoted = encode(text).decode()
-    return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
-
-
-def _escaped(character: str) -> str:
-    """Return a character as JSON escapes, such as a line separator that JSON lets stand."""
-    units = character.encode("utf-16-be").hex()
-    return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+        return encode({**line, **self._worker, **more}).decode()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
@@ -20,11 +21,11 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.policy import Reason
 from pdproxy.core.retry import Phase
-from pdproxy.core.timeline import Stage
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.fleet_metrics import FleetCollector
-from pdproxy.runtime.instruments import OTHER_MODEL, STREAM_LABELS, Instruments
-from pdproxy.runtime.tally import Tally
+from pdproxy.runtime.instruments import OTHER_MODEL, Instruments
+from pdproxy.runtime.request_series import RequestSeries
+from pdproxy.runtime.tally import Count, Observed, Tally
 
 MAX_MODELS = 64
 
@@ -39,15 +40,15 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._fleet = fleet
         self._models: set[str] = set()
-        self._begun: set[tuple[str, str, str]] = set()
+        self._series: dict[tuple[str, str, bool], RequestSeries] = {}
         self._writing = threading.Lock()
         self._shown: set[Instance] = set()
         self._in_flight = 0
         self._made = Instruments(self.registry)
         self._tally = Tally()
-        for role in Role:
-            for reason in Reason:
-                self._made.routed.labels(role, fleet.policy(role), reason)
+        self._routed: dict[tuple[Role, Reason], Count] = {}
+        self._attempt_seconds: dict[Role, Observed] = {}
+        self._begin_legs()
         build = Gauge(
             "pdproxy_build_info",
             "Always 1.",
@@ -67,21 +68,18 @@ class Metrics:
     def request_started(self, endpoint: str) -> None:
         """Count a request that has come in."""
         self._in_flight += 1
-        self._tally.count(self._made.in_flight, endpoint)
+        self._tally.counted(self._made.in_flight, endpoint).amount += 1
 
     def request_finished(self, account: Account) -> None:
         """Count a request that has ended, once, under its outcome."""
         self._in_flight -= 1
-        made, tally, endpoint = self._made, self._tally, account.endpoint
-        model, stream = self._model(account), STREAM_LABELS[account.is_stream]
-        self._begin(endpoint, model, stream)
-        status, outcome = str(account.status), account.outcome.value
-        tally.count(made.in_flight, endpoint, amount=-1)
-        tally.count(made.requests, endpoint, model, stream, status, outcome)
-        tally.observe(made.duration, account.timeline.total_s or 0.0, endpoint, model, stream)
-        self._count_outcome(account)
-        self._observe_times(account, model)
-        self._count_tokens(account, model)
+        self._series_of(account).count(account)
+        if account.outcome is Outcome.REJECTED:
+            self._made.rejected.labels(account.code).inc()
+        elif account.outcome is Outcome.CLIENT_DISCONNECTED:
+            self._made.disconnects.labels(account.timeline.stage).inc()
+        if account.rounds > 1:
+            self._made.rounds.observe(account.rounds - 1)
 
     def flush(self) -> None:
         """Let what was counted reach the metrics, where other processes can read it."""
@@ -120,11 +118,11 @@ class Metrics:
 
     def pulse_full(self, account: Account) -> None:
         """Count the gaps of a stream that still runs."""
-        self._count_gaps(account, self._model(account))
+        self._series_of(account).count_gaps(account)
 
     def routed(self, role: Role, reason: Reason) -> None:
         """Count the choice of an instance."""
-        self._tally.count(self._made.routed, role.value, self._fleet.policy(role), reason.value)
+        self._routed[role, reason].amount += 1
 
     def attempt_finished(
         self, instance: Instance, outcome: str, seconds: float, reason: str = ""
@@ -132,7 +130,7 @@ class Metrics:
         """Count one attempt of a leg."""
         made, role, label = self._made, instance.role.value, instance.label
         self._tally.count(made.attempts, role, label, outcome)
-        self._tally.observe(made.attempt_seconds, seconds, role)
+        self._attempt_seconds[instance.role].add(seconds)
         if reason:
             self._tally.count(made.attempt_errors, role, label, reason)
 
@@ -193,11 +191,25 @@ class Metrics:
                 _forget_others(counter, known)
             return encode(self.registry), content_type
 
-    def _begin(self, endpoint: str, model: str, stream: str) -> None:
-        key = (endpoint, model, stream)
-        if key not in self._begun:
-            self._begun.add(key)
-            self._made.begin_requests(*key)
+    def _begin_legs(self) -> None:
+        """Look up what each attempt counts in."""
+        for role, reason in product(Role, Reason):
+            labels = (role.value, self._fleet.policy(role), reason.value)
+            self._made.routed.labels(*labels)
+            self._routed[role, reason] = self._tally.counted(self._made.routed, *labels)
+        for role in Role:
+            seconds = self._tally.observed(self._made.attempt_seconds, role.value)
+            self._attempt_seconds[role] = seconds
+
+    def _series_of(self, account: Account) -> RequestSeries:
+        """Return where a request is counted; its model counts as known from now on."""
+        key = (account.endpoint, self._model(account), account.is_stream)
+        found = self._series.get(key)
+        if found is None:
+            endpoint, model, is_stream = key
+            found = RequestSeries(self._made, self._tally, endpoint, model, is_stream=is_stream)
+            self._series[key] = found
+        return found
 
     def _model(self, account: Account) -> str:
         model = account.model
@@ -207,51 +219,6 @@ class Metrics:
             self._models.add(model)
             return model
         return OTHER_MODEL
-
-    def _count_outcome(self, account: Account) -> None:
-        if account.outcome is Outcome.REJECTED:
-            self._made.rejected.labels(account.code).inc()
-        elif account.outcome is Outcome.CLIENT_DISCONNECTED:
-            self._made.disconnects.labels(account.timeline.stage).inc()
-        if account.rounds > 1:
-            self._made.rounds.observe(account.rounds - 1)
-
-    def _observe_times(self, account: Account, model: str) -> None:
-        made, tally = self._made, self._tally
-        timeline, endpoint = account.timeline, account.endpoint
-        for stage, seconds in timeline.stages_s.items():
-            if stage is not Stage.BODY:
-                tally.observe(made.stages, seconds, stage.value, model)
-        own_s = account.own_s
-        if own_s is not None:
-            tally.observe(made.own, own_s, endpoint)
-        if not account.is_stream:
-            return
-        if timeline.ttft_s is not None:
-            tally.observe(made.ttft, timeline.ttft_s, endpoint, model)
-        self._count_gaps(account, model)
-        if account.output_tokens is not None:
-            tpot_s = timeline.tpot_s(account.output_tokens)
-            if tpot_s is not None:
-                tally.observe(made.tpot, tpot_s, endpoint, model)
-
-    def _count_gaps(self, account: Account, model: str) -> None:
-        pulse = account.pulse
-        if pulse.noted and account.is_stream:
-            self._tally.observe_all(
-                self._made.itl, pulse.counts, pulse.sum_s, account.endpoint, model
-            )
-            pulse.clear()
-
-    def _count_tokens(self, account: Account, model: str) -> None:
-        counts = (
-            ("prompt", account.prompt_tokens),
-            ("cached_prompt", account.cached_tokens),
-            ("generation", account.output_tokens),
-        )
-        for name, tokens in counts:
-            if tokens:
-                self._tally.count(self._made.tokens[name], model, amount=tokens)
 
 
 def _forget_others(counter: Counter, known: set[tuple[str | None, str]]) -> None:

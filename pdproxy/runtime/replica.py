@@ -34,9 +34,8 @@ from pdproxy.runtime.control import (
     RunningCall,
     Stop,
 )
-from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.site import OnGone, OwnRequests
-from pdproxy.server.context import RequestsSource, RunningRequest
+from pdproxy.server.context import HistorySource, RequestsSource, RunningRequest
 from pdproxy.server.shutdown import Shutdown
 from pdproxy.tasks import spawn
 
@@ -60,7 +59,7 @@ class Desk:
         self._snapshot = snapshot
         self._replica: Replica | None = None
         self._on_gone: OnGone | None = None
-        self._recorder: Recorder | None = None
+        self._history: HistorySource | None = None
         self._requests: OwnRequests | None = None
         self._told: set[int] = set()
         self.peers = Peers(pids={row: os.getpid()}, accept=(row,))
@@ -82,9 +81,9 @@ class Desk:
         finally:
             listening.cancel()
 
-    def history(self, recorder: Recorder) -> RemoteHistory:
+    def history(self, own: HistorySource) -> RemoteHistory:
         """Give what this worker counts to whoever asks, and ask for that of all."""
-        self._recorder = recorder
+        self._history = own
         return RemoteHistory(self._channel)
 
     def requests(self, own: OwnRequests) -> RequestsSource:
@@ -149,8 +148,8 @@ class Desk:
         if isinstance(question, RunningCall):
             assert self._requests is not None, "a worker is asked once it has started"
             return msgspec.msgpack.encode(self._requests())
-        assert self._recorder is not None, "a worker is asked once it has started"
-        return msgspec.msgpack.encode(await self._recorder.recent())
+        assert self._history is not None, "a worker is asked once it has started"
+        return msgspec.msgpack.encode(await self._history.recent())
 
 
 class RemoteRoster:

@@ -20,7 +20,6 @@ from pdproxy.dispatch.admission import InFlight, OwnInFlight
 from pdproxy.runtime.following import following
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.metrics_site import bind_metrics
-from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import allow_list, engine_ssl, health_rules, roster_rules
 from pdproxy.runtime.settings import Settings
@@ -65,7 +64,7 @@ class Site:
     admitted: InFlight
     reports: Reports | None
     roster: Callable[[Fleet, OnGone], AbstractAsyncContextManager[Roster]]
-    history: Callable[[Recorder], HistorySource]
+    history: Callable[[HistorySource], HistorySource]
     requests: Callable[[OwnRequests], RequestsSource]
     page: Callable[[Metrics, Fleet], Page]
     metrics_sockets: Callable[[], list[socket.socket]]
@@ -82,7 +81,7 @@ def alone(settings: Settings) -> Site:
         admitted=OwnInFlight(),
         reports=None,
         roster=lambda fleet, on_gone: own_roster(settings, fleet, on_gone),
-        history=lambda recorder: recorder,
+        history=lambda own: own,
         requests=_own_requests,
         page=lambda metrics, _fleet: metrics.scrape,
         metrics_sockets=lambda: bind_metrics(settings),

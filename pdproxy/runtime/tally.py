@@ -18,58 +18,87 @@ from pdproxy.tasks import spawn
 FLUSH_S = 1.0
 
 
-class _Observed:
+class Count:
+    """What is to be added to one series of a counter or a gauge."""
+
+    __slots__ = ("amount",)
+
+    def __init__(self) -> None:
+        self.amount = 0.0
+
+
+class Observed:
     """Observations of one series of a histogram: how many per bucket, and their sum."""
 
-    __slots__ = ("counts", "edges", "sum")
+    __slots__ = ("_edges", "counts", "sum_s")
 
     def __init__(self, edges: Sequence[float]) -> None:
-        self.edges = edges
-        self.counts = [0] * len(edges)
-        self.sum = 0.0
+        self._edges = edges
+        self.clear()
+
+    def clear(self) -> None:
+        """Begin anew."""
+        self.counts = [0] * len(self._edges)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Observe a value."""
+        self.counts[bisect_left(self._edges, seconds)] += 1
+        self.sum_s += seconds
+
+    def add_all(self, counts: Sequence[int], sum_s: float) -> None:
+        """Add values that were put into the buckets of the metric already."""
+        self.counts = [a + b for a, b in zip(self.counts, counts, strict=True)]
+        self.sum_s += sum_s
 
 
 class Tally:
-    """What was counted and observed since the last `flush`; used by one thread."""
+    """What was counted and observed since the last `flush`; used by one thread.
+
+    Series of closed sets of labels are asked for once and kept by who counts in them.
+    """
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._counted: dict[tuple[Counter | Gauge, tuple[str, ...]], float] = {}
-        self._observed: dict[tuple[Histogram, tuple[str, ...]], _Observed] = {}
+        self._once: dict[tuple[Counter, tuple[str, ...]], float] = {}
+        self._counted: dict[tuple[Counter | Gauge, tuple[str, ...]], Count] = {}
+        self._observed: dict[tuple[Histogram, tuple[str, ...]], Observed] = {}
 
-    def count(self, metric: Counter | Gauge, *labels: str, amount: float = 1) -> None:
-        """Add to a counter or a gauge."""
+    def count(self, metric: Counter, *labels: str) -> None:
+        """Add one to a series that may be gone tomorrow, such as an instance's."""
         key = (metric, labels)
-        self._counted[key] = self._counted.get(key, 0) + amount
+        self._once[key] = self._once.get(key, 0) + 1
 
-    def observe(self, metric: Histogram, value: float, *labels: str) -> None:
-        """Observe a value."""
-        observed = self._observed.get((metric, labels)) or self._begin(metric, labels)
-        observed.counts[bisect_left(observed.edges, value)] += 1
-        observed.sum += value
+    def counted(self, metric: Counter | Gauge, *labels: str) -> Count:
+        """Return what counts in a series, now and later."""
+        key = (metric, labels)
+        found = self._counted.get(key)
+        if found is None:
+            found = self._counted[key] = Count()
+        return found
 
-    def observe_all(
-        self, metric: Histogram, counts: Sequence[int], sum_: float, *labels: str
-    ) -> None:
-        """Add values that were put into the buckets of the metric already."""
-        observed = self._observed.get((metric, labels)) or self._begin(metric, labels)
-        for index, count in enumerate(counts):
-            observed.counts[index] += count
-        observed.sum += sum_
+    def observed(self, metric: Histogram, *labels: str) -> Observed:
+        """Return what observes for a series, now and later."""
+        key = (metric, labels)
+        found = self._observed.get(key)
+        if found is None:
+            edges = metric._upper_bounds  # noqa: SLF001 - see `_add`
+            found = self._observed[key] = Observed(edges)
+        return found
 
     def flush(self) -> None:
-        """Let the metrics have it all."""
-        counted, self._counted = self._counted, {}
-        for (metric, labels), amount in counted.items():
-            (metric.labels(*labels) if labels else metric).inc(amount)
-        observed, self._observed = self._observed, {}
-        for (histogram, labels), seen in observed.items():
-            _add(histogram.labels(*labels) if labels else histogram, seen)
-
-    def _begin(self, metric: Histogram, labels: tuple[str, ...]) -> _Observed:
-        observed = _Observed(metric._upper_bounds)  # noqa: SLF001 - see `_add`
-        self._observed[metric, labels] = observed
-        return observed
+        """Let the metrics have it all; a series begins with its first count."""
+        once, self._once = self._once, {}
+        for (counter, labels), amount in once.items():
+            counter.labels(*labels).inc(amount)
+        for (metric, labels), count in self._counted.items():
+            if count.amount:
+                (metric.labels(*labels) if labels else metric).inc(count.amount)
+                count.amount = 0.0
+        for (histogram, labels), seen in self._observed.items():
+            if any(seen.counts):
+                _add(histogram.labels(*labels) if labels else histogram, seen)
+                seen.clear()
 
 
 @asynccontextmanager
@@ -89,10 +118,10 @@ async def flushing(flush: Callable[[], None], every_s: float = FLUSH_S) -> Async
         flush()
 
 
-def _add(series: Histogram, seen: _Observed) -> None:
+def _add(series: Histogram, seen: Observed) -> None:
     # The library has no way to observe many values at once; a test compares the result with that
     # of one at a time.
     for bucket, count in zip(series._buckets, seen.counts, strict=True):  # noqa: SLF001 - as said
         if count:
             bucket.inc(count)
-    series._sum.inc(seen.sum)  # noqa: SLF001 - as said
+    series._sum.inc(seen.sum_s)  # noqa: SLF001 - as said

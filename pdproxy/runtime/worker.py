@@ -93,8 +93,7 @@ async def serving(
     # Workers that began with one seed would choose in step.
     seed = None if settings.seed is None else settings.seed + site.row
     fleet = make_fleet(settings, site.board, site.reports, seed)
-    recorder = Recorder()
-    metrics = Reporter(fleet, recorder, site.running)
+    metrics = Reporter(fleet, Recorder(), site.running, time.monotonic)
     allow = allow_list(settings)
     client = EngineClient(client_limits(settings), ssl_context=engine_ssl(settings), allow=allow)
     tools = _make_tools(settings, site, fleet, metrics, client)
@@ -112,7 +111,7 @@ async def serving(
                 page=site.page(metrics, fleet),
                 requests=site.requests(lambda: shown(running.values(), tools.clock())),
                 roster=roster,
-                history=site.history(recorder),
+                history=site.history(metrics),
                 clock=tools.clock,
                 rng=tools.rng,
                 shutdown=site.shutdown,

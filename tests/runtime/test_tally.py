@@ -31,7 +31,7 @@ def test_counts_come_by_labels_and_once(registry):
     counter = Counter("x", "x", ["a"], registry=registry)
     tally = Tally()
     for label, amount in (("p", 1), ("q", 2.5), ("p", 1)):
-        tally.count(counter, label, amount=amount)
+        tally.counted(counter, label).amount += amount
     assert samples(counter) == {}
 
     tally.flush()
@@ -43,11 +43,42 @@ def test_counts_come_by_labels_and_once(registry):
     }
 
 
+def test_series_that_is_gone_is_made_anew_by_its_next_count(registry):
+    counter = Counter("x", "x", ["a"], registry=registry)
+    tally = Tally()
+    tally.count(counter, "p")
+    tally.flush()
+    counter.remove("p")
+    tally.flush()
+    assert samples(counter) == {}
+
+    tally.count(counter, "p")
+    tally.count(counter, "p")
+    tally.flush()
+
+    assert samples(counter) == {("x_total", (("a", "p"),)): 2.0}
+
+
+def test_kept_series_goes_on_counting(registry):
+    histogram = Histogram("x", "x", ["a"], buckets=EDGES, registry=registry)
+    tally = Tally()
+    kept = tally.observed(histogram, "p")
+    tally.flush()
+    assert samples(histogram) == {}
+    for _ in range(2):
+        kept.add(0.75)
+        tally.flush()
+
+    assert tally.observed(histogram, "p") is kept
+    found = {name: value for (name, _), value in samples(histogram).items()}
+    assert (found["x_count"], found["x_sum"]) == (2.0, 1.5)
+
+
 def test_gauge_goes_up_and_down(registry):
     gauge = Gauge("x", "x", registry=registry)
     tally = Tally()
     for amount in (1, 1, -1):
-        tally.count(gauge, amount=amount)
+        tally.counted(gauge).amount += amount
     tally.flush()
 
     assert samples(gauge) == {("x", ()): 1.0}
@@ -60,7 +91,7 @@ def test_observations_are_what_the_library_makes_of_them(registry, labels):
     theirs = Histogram("x", "x", names, buckets=EDGES, registry=CollectorRegistry())
     tally = Tally()
     for value in VALUES:
-        tally.observe(ours, value, *labels)
+        tally.observed(ours, *labels).add(value)
         (theirs.labels(*labels) if labels else theirs).observe(value)
     tally.flush()
 
@@ -70,8 +101,8 @@ def test_observations_are_what_the_library_makes_of_them(registry, labels):
 def test_counts_per_bucket_are_added_to_what_was_observed(registry):
     histogram = Histogram("x", "x", ["a"], buckets=EDGES, registry=registry)
     tally = Tally()
-    tally.observe(histogram, 2.0, "p")
-    tally.observe_all(histogram, [1, 0, 2, 1], 50.0, "p")
+    tally.observed(histogram, "p").add(2.0)
+    tally.observed(histogram, "p").add_all([1, 0, 2, 1], 50.0)
     tally.flush()
 
     found = {name: value for (name, _), value in samples(histogram).items()}
