@@ -117,7 +117,6 @@ class Delivery:
         """Pass a whole JSON answer on; only the prefiller's figure for cached tokens goes in."""
         clock, pulse = self._tools.clock, self._call.account.pulse
         body = await response.read(self._tools.rules.max_answer_bytes)
-        handoff.is_pulled = True
         began = clock()
         try:
             fields = split_object(body)
@@ -125,6 +124,7 @@ class Delivery:
             text = "the decoder's answer is not JSON"
             raise UpstreamProtocol(text, detail=str(error)) from None
         refuse_error(fields)
+        handoff.is_pulled = True
         facts = self._round.facts = read_body(fields, user_stops=self._request.stops)
         self._round.note(handoff)
         if facts.recomputed:

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Callable
 from typing import cast
 
-from pdproxy.core.jsonfields import encode
 from pdproxy.errors import ConfigError, Overloaded
+from pdproxy.server.failures import closing_answer
 
 logger = logging.getLogger(__name__)
 
@@ -171,11 +171,5 @@ class _Refusal(asyncio.Protocol):
         if transport.is_closing():
             return
         error = Overloaded("the proxy has no room for another connection")
-        body = encode(error.to_openai())
-        head = (
-            f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n"
-            f"Retry-After: {error.retry_after_s}\r\nContent-Length: {len(body)}\r\n"
-            "Server: pdproxy\r\nConnection: close\r\n\r\n"
-        )
-        transport.write(head.encode() + body)
+        transport.write(closing_answer(error))
         transport.close()

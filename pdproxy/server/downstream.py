@@ -35,9 +35,11 @@ class ClientDownstream:
         buffer_bytes: int,
         write_stall_s: float | None,
         told: Callable[[bool], Headers] = lambda _is_stream: (),
+        is_ending: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare the way back.
 
+        While the proxy `is_ending`, a connection closes with the answer that begins.
         `told` returns headers of the proxy's own for an answer, or for the head of a stream.
         `buffer_bytes` is how much may wait for a slow client before its decoder is throttled.
         """
@@ -46,6 +48,7 @@ class ClientDownstream:
         self._buffer_bytes = buffer_bytes
         self._write_stall_s = write_stall_s
         self._told = told
+        self._is_ending = is_ending
         self._is_chunked = request.version >= HttpVersion11
         self._transport: asyncio.Transport | None = None
         self._is_raw = False
@@ -86,7 +89,7 @@ class ClientDownstream:
     async def _begin(self, response: web.StreamResponse) -> None:
         if self._is_chunked:
             response.enable_chunked_encoding()
-        self.response = response
+        self._take(response)
         transport = self._request.transport
         if transport is not None:
             transport.set_write_buffer_limits(high=self._buffer_bytes)
@@ -120,7 +123,7 @@ class ClientDownstream:
         own_type = next((value for name, value in headers if name == "content-type"), JSON_TYPE)
         own = self._headers(headers, own_type, is_stream=False)
         response = web.Response(status=status, body=body, headers=own)
-        self.response = response
+        self._take(response)
         await response.prepare(self._request)
         await response.write_eof()
 
@@ -144,6 +147,11 @@ class ClientDownstream:
         transport = self._request.transport
         if transport is not None:
             transport.abort()
+
+    def _take(self, response: web.StreamResponse) -> None:
+        self.response = response
+        if self._is_ending():
+            response.force_close()
 
     def _headers(
         self, engine: Headers, content_type: str, *, is_stream: bool = True

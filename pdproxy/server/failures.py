@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from http import HTTPStatus
 
 from pdproxy.core.headers import HeaderList, to_client
 from pdproxy.core.jsonfields import decode, encode
@@ -48,6 +49,15 @@ def to_failure(error: PDProxyError) -> Failure:
     if isinstance(error, NoInstance | Overloaded | ShuttingDown | SupervisorSilent):
         headers.append(("retry-after", str(error.retry_after_s)))
     return Failure(error.status, headers, error_body(error))
+
+
+def closing_answer(error: PDProxyError) -> bytes:
+    """Return a whole answer as it goes onto the wire, where no library writes it."""
+    failure = to_failure(error)
+    lines = [f"HTTP/1.1 {failure.status} {HTTPStatus(failure.status).phrase}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in failure.headers]
+    lines.append(f"content-length: {len(failure.body)}")
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + failure.body
 
 
 def _is_json(body: bytes) -> bool:

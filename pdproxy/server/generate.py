@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from aiohttp import web
 
@@ -19,7 +20,13 @@ from pdproxy.errors import PDProxyError
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.failures import error_body, outcome_of, to_failure
-from pdproxy.server.intake import check_admission, engine_headers, open_account, read_body
+from pdproxy.server.intake import (
+    check_admission,
+    engine_headers,
+    open_account,
+    read_aside,
+    read_body,
+)
 from pdproxy.server.told import ASKING_HEADER, told_headers, traced
 
 logger = logging.getLogger(__name__)
@@ -35,7 +42,7 @@ async def generate(context: Context, request: web.Request, api: Api) -> web.Stre
     async def work(account: Account, downstream: ClientDownstream) -> None:
         body = await read_body(context, request)
         account.timeline.mark_received(context.clock())
-        generate_request = parse_generate(api, body)
+        generate_request = await read_aside(partial(parse_generate, api), body)
         account.model = generate_request.model
         account.is_stream = generate_request.wants_stream
         call = Call(
@@ -110,6 +117,7 @@ def _downstream(context: Context, request: web.Request, account: Account) -> Cli
         buffer_bytes=rules.buffer_bytes,
         write_stall_s=rules.write_stall_s,
         told=told,
+        is_ending=lambda: context.shutdown.has_begun,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+from collections.abc import Callable
+from typing import TypeVar
 
 from aiohttp import ClientPayloadError, HttpVersion10, web
 from aiohttp.web_exceptions import HTTPRequestEntityTooLarge
@@ -22,9 +24,14 @@ from pdproxy.errors import (
 )
 from pdproxy.server.context import Context, ServerRules
 
+T = TypeVar("T")
+
 BEARER = "bearer"
 # The last two only where their libraries are installed; without them the parser refuses.
 ENCODINGS = frozenset({"", "identity", "gzip", "deflate", "br", "zstd"})
+MAX_SHOWN_CHARACTERS = 64
+# It takes several milliseconds to read; the way to a thread and back takes a fraction of one.
+BIG_BODY_BYTES = 1 << 20
 # What reading a body raises that cannot be decompressed, or whose framing is broken.
 UNREADABLE = (RequestPayloadError, ClientPayloadError, web.HTTPException)
 
@@ -44,16 +51,12 @@ def check_admission(rules: ServerRules, request: web.Request) -> None:
     """Refuse a request that came back to this proxy, and one without a key where keys are set.
 
     Raises:
-        UnsupportedEncoding: the body is compressed in a way that is not known.
         InvalidRequest: it names no version of HTTP, which old parsers read in other ways.
         LoopDetected: one of the instances is this proxy.
         Unauthorized: no valid key.
     """
     if request.version < HttpVersion10:
         raise InvalidRequest("the request line names no version of HTTP")
-    encoding = request.headers.get("Content-Encoding")
-    if encoding is not None and encoding.strip().lower() not in ENCODINGS:
-        raise UnsupportedEncoding("the body may be plain, or compressed by gzip or deflate")
     via = request.headers.get("Via")
     if via is not None and rules.via in via:
         raise LoopDetected("the request came back to this proxy: an instance is the proxy itself")
@@ -75,8 +78,10 @@ async def read_body(context: Context, request: web.Request) -> bytes:
     Raises:
         BodyTooLarge: over the limit, before or after decompression.
         BodyTimeout: not there in time.
+        UnsupportedEncoding: it is compressed in a way that is not known.
         InvalidRequest: it cannot be decompressed, or its framing is broken.
     """
+    check_encoding(request)
     limit = context.rules.max_body_bytes
     try:
         async with asyncio.timeout(context.rules.body_s):
@@ -87,6 +92,32 @@ async def read_body(context: Context, request: web.Request) -> bytes:
         raise BodyTooLarge(f"the body is larger than {limit} bytes") from None
     except UNREADABLE as error:
         raise unreadable(error) from None
+
+
+async def read_aside(read: Callable[[bytes], T], body: bytes) -> T:
+    """Return `read(body)`; a big body is read in a thread, so that streams go on meanwhile."""
+    if len(body) < BIG_BODY_BYTES:
+        return read(body)
+    return await asyncio.to_thread(read, body)
+
+
+def check_encoding(request: web.Request) -> None:
+    """Refuse a body that the library leaves as it is, since it does not know its encoding.
+
+    Raises:
+        UnsupportedEncoding: it has such an encoding.
+    """
+    encoding = request.headers.get("Content-Encoding")
+    if encoding is not None and encoding.strip().lower() not in ENCODINGS:
+        raise unsupported(encoding)
+
+
+def unsupported(encoding: str) -> UnsupportedEncoding:
+    """Return what a client is told whose body has an encoding that cannot be read."""
+    shown = encoding[:MAX_SHOWN_CHARACTERS]
+    return UnsupportedEncoding(
+        f"the Content-Encoding {shown!r} is not known; the body may be plain, gzip or deflate"
+    )
 
 
 def unreadable(error: Exception) -> InvalidRequest:

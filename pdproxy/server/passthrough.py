@@ -18,7 +18,14 @@ from pdproxy.errors import BodyTooLarge
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.generate import counted
-from pdproxy.server.intake import UNREADABLE, engine_headers, read_body, unreadable
+from pdproxy.server.intake import (
+    UNREADABLE,
+    check_encoding,
+    engine_headers,
+    read_aside,
+    read_body,
+    unreadable,
+)
 
 # The label of all these requests in metrics, since a path can be anything.
 ENDPOINT = "passthrough"
@@ -52,8 +59,13 @@ async def _body(
     if not request.body_exists:
         return None
     if "json" not in content_type.lower():
+        check_encoding(request)
         return _chunks(request, context.rules.max_body_bytes)
     body = await read_body(context, request)
+    return await read_aside(_without_internal, body)
+
+
+def _without_internal(body: bytes) -> bytes:
     fields = parse_object(body)
     kept = without_internal(fields)
     return body if kept is fields else join_object(kept)

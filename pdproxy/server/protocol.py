@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
 from pdproxy.errors import HeaderTimeout, InvalidRequest, PDProxyError
-from pdproxy.server.failures import to_failure
+from pdproxy.server.failures import closing_answer, to_failure
+from pdproxy.server.intake import unsupported
 
 logger = logging.getLogger(__name__)
 
 FIRST_SERVER_ERROR = 500
+# The library's "Can not decode content-encoding: brotli (br)." for what is not installed.
+_ENCODING_OF_FAULT = re.compile(r"content-encoding: \w+ \((\w+)\)")
 
 
 class ClientProtocol(web.RequestHandler):
@@ -90,7 +95,7 @@ class ClientProtocol(web.RequestHandler):
             raise ConnectionError("an answer has begun")
         if status >= FIRST_SERVER_ERROR:
             return _answer(PDProxyError("internal error"))
-        return _answer(InvalidRequest("the request is not valid HTTP/1.1"))
+        return _answer(_refusal(exc))
 
     async def finish_response(  # type: ignore[explicit-override] # typing.override: new in 3.12
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -117,17 +122,23 @@ class ClientProtocol(web.RequestHandler):
         transport = self.transport
         if self._has_request or transport is None or transport.is_closing():
             return
-        failure = to_failure(HeaderTimeout("the request's head did not arrive in time"))
-        lines = [f"HTTP/1.1 {failure.status} Request Timeout", "Connection: close"]
-        lines += [f"{name}: {value}" for name, value in failure.headers]
-        lines.append(f"content-length: {len(failure.body)}")
-        transport.write("\r\n".join(lines).encode() + b"\r\n\r\n" + failure.body)
+        error = HeaderTimeout("the request's head did not arrive in time")
+        transport.write(closing_answer(error))
         self.force_close()
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+
+
+def _refusal(fault: BaseException | None) -> PDProxyError:
+    """Return what a client is told whose request the parser refused."""
+    if isinstance(fault, ContentEncodingError):
+        name = _ENCODING_OF_FAULT.search(fault.message)
+        if name is not None:
+            return unsupported(name[1])
+    return InvalidRequest("the request is not valid HTTP/1.1")
 
 
 def _answer(error: PDProxyError, status: int | None = None) -> web.Response:

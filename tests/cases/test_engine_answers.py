@@ -6,6 +6,7 @@ import pytest
 
 from tests.cases.scene import CHAT, chat, scene
 from tests.fakes import behaviours
+from tests.fakes.waiting import until
 
 ERROR = {"error": {"message": "out of luck", "type": "InternalServerError", "code": 500}}
 
@@ -30,6 +31,15 @@ async def test_an_error_with_status_200_is_the_error(role: str) -> None:
         await stage.assert_quiescent()
 
     assert (reply.status, reply.error["message"]) == (500, "out of luck")
+
+
+async def test_the_handle_of_a_decoder_that_says_an_error_is_released() -> None:
+    async with scene((None,), (behaviours.json_answer(ERROR), None)) as stage:
+        replies = [await stage.post(CHAT, chat(max_tokens=1)) for _ in range(3)]
+        await until(lambda: any(engine.releases for engine in stage.decoders))
+        await stage.assert_quiescent()
+
+    assert [reply.status for reply in replies] == [200] * 3
 
 
 async def test_an_error_with_status_200_is_tried_elsewhere() -> None:

@@ -124,6 +124,29 @@ async def test_chunk_extensions_are_read_over() -> None:
         assert "transfer-encoding" not in stage.d1.calls[0].headers
 
 
+@pytest.mark.parametrize("path", [CHAT, "/v1/embeddings", "/instances/add"])
+@pytest.mark.parametrize("encoding", ["gibberish", "br", "zstd", "gzip, br", "x-gzip"])
+async def test_an_encoding_that_cannot_be_read_is_named(path: str, encoding: str) -> None:
+    line = b"POST %b HTTP/1.1\r\n" % path.encode()
+    async with scene() as stage, peer_of(stage) as peer:
+        coding = b"Content-Encoding: %b\r\n" % encoding.encode()
+        reply = await answer_to(peer, request(LENGTH + coding, line=line))
+
+        assert (reply.status, reply.error["code"]) == (415, "unsupported_encoding")
+        assert encoding in reply.error["message"]
+        assert (stage.p1.calls, stage.d1.calls) == ([], [])
+    assert_ours(reply)
+
+
+@pytest.mark.parametrize("encoding", [b"identity", b" Identity ", b""])
+async def test_no_encoding_may_be_said(encoding: bytes) -> None:
+    coding = b"Content-Encoding: %b\r\n" % encoding
+    async with scene() as stage, peer_of(stage) as peer:
+        reply = await answer_to(peer, request(LENGTH + coding))
+
+    assert reply.status == 200
+
+
 async def test_an_expectation_that_is_not_known_is_refused() -> None:
     async with scene() as stage, peer_of(stage) as peer:
         reply = await answer_to(peer, request(LENGTH + b"Expect: a-miracle\r\n"))

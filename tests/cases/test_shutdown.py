@@ -195,10 +195,16 @@ async def test_readiness_ends_before_the_listener_does() -> None:
         shown = (await client.get(proxy.port, "/healthcheck")).json["request_num"]
         counted = await metric(proxy, "pdproxy_requests_in_flight")
         late = await client.post(proxy.port, CHAT, chat(max_tokens=1))
+        late_stream = await client.post(proxy.port, CHAT, chat(max_tokens=1, stream=True))
+        refused = await client.post(proxy.port, CHAT, b"{")
+        unknown = await client.get(proxy.port, "/unknown")
         proxy.process.send_signal(signal.SIGTERM)
         await peer.read_rest(reply, EXIT_S)
         await ended(proxy, EXIT_S)
 
     assert (ready.status, ready.json["stopping"]) == (503, True)
     assert (health.status, shown, counted) == (200, 1, 1)
-    assert late.status == 200
+    assert [r.status for r in (late, late_stream, refused, unknown)] == [200, 200, 400, 404]
+    for each in (ready, health, late, late_stream, refused, unknown):
+        assert each.headers["connection"] == "close"
+    assert "connection" not in reply.headers

@@ -156,6 +156,7 @@ async def test_client_beyond_the_limit_is_told_so():
         assert reply.error["code"] == "overloaded"
         assert reply.headers["retry-after"] == "1"
         assert reply.headers["connection"] == "close"
+        assert reply.headers["server"] == "pdproxy"
         await until(client.wire.gone.is_set)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import random
 from dataclasses import replace
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,12 @@ from multidict import CIMultiDict
 from pdproxy.errors import BodyTimeout, BodyTooLarge, LoopDetected, PDProxyError, Unauthorized
 from pdproxy.server.context import Context
 from pdproxy.server.intake import (
+    BIG_BODY_BYTES,
     check_admission,
     engine_headers,
     has_key,
     open_account,
+    read_aside,
     read_body,
 )
 from tests.fakes.client import RawClient, ask
@@ -208,3 +211,12 @@ async def test_unreadable_body_is_a_400(framing, body):
         reply = await client.read_head()
 
     assert reply.status == 400
+
+
+@pytest.mark.case("C66")
+@pytest.mark.parametrize(("size", "is_aside"), [(10, False), (BIG_BODY_BYTES, True)])
+async def test_a_big_body_is_read_in_a_thread(size, is_aside):
+    length, thread = await read_aside(lambda body: (len(body), get_ident()), b"x" * size)
+
+    assert length == size
+    assert (thread != get_ident()) is is_aside
