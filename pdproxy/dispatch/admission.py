@@ -17,39 +17,13 @@ from pdproxy.core.admission import Blocker, Limits, Line, Need, Pending, blocker
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.timeline import Stage, Timeline
+from pdproxy.dispatch.in_flight import InFlight, OwnInFlight
 from pdproxy.errors import QueueFull, QueueTimeout
 
 # What other processes let go, and what has been learned, is seen by looking.
 LOOK_S = 0.05
 # Of what has begun, at most: its client sees the answer stand still, or its KV handle grows old.
 MAX_STANDSTILL_S = 5.0
-
-
-class InFlight(Protocol):
-    """The number of client requests that are worked on; of all processes, if they share it."""
-
-    def count(self) -> int:
-        """Return the sum."""
-        ...
-
-    def add(self, change: int) -> None:
-        """Change this process's part."""
-        ...
-
-
-class OwnInFlight:
-    """The number of one process."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def count(self) -> int:
-        """Return it."""
-        return self._count
-
-    def add(self, change: int) -> None:
-        """Change it."""
-        self._count += change
 
 
 class AdmissionObserver(Protocol):
@@ -128,12 +102,14 @@ class Admission:
         observer: AdmissionObserver,
         clock: Callable[[], float],
         in_flight: InFlight | None = None,
+        queued: InFlight | None = None,
     ) -> None:
         self._limits = limits
         self._fleet = fleet
         self._observer = observer
         self._clock = clock
         self._in_flight = in_flight or OwnInFlight()
+        self._queued = queued or OwnInFlight()
         self._pending = Pending()
         self._requests: Line[_Waiter] = Line()
         self._places: Line[_Waiter] = Line()
@@ -144,7 +120,7 @@ class Admission:
 
     @property
     def waiting(self) -> int:
-        """Requests, and prompts of such that are in flight, that wait."""
+        """Requests, and prompts of such that are in flight, that wait in this process."""
         return len(self._requests) + len(self._places)
 
     def admitted(self, priority: int, timeline: Timeline) -> Visit:
@@ -264,14 +240,14 @@ class Admission:
     ) -> None:
         """Wait in a line until let in, or for the longest time; takes nothing along on a cancel."""
         limits, began_s = self._limits, self._clock()
-        if self.waiting >= limits.max_queue and not has_begun:
-            raise QueueFull(f"{self.waiting} requests are waiting, which is the limit")
+        if (queued := self._queued.count()) >= limits.max_queue and not has_begun:
+            raise QueueFull(f"{queued} requests are waiting, which is the limit")
         # What has begun holds KV cache, or has shown a client half an answer.
         rank_ = -math.inf if has_begun else rank(visit.priority, began_s, limits.queue_s)
         number = line.push(rank_, waiter)
         own_s = MAX_STANDSTILL_S if has_begun else math.inf
         longest_s = min(limit_s, own_s, math.inf if limits.queue_s is None else limits.queue_s)
-        self._observer.queue_changed(1)
+        self._count_queued(1)
         self._look_soon()
         try:
             async with asyncio.timeout(None if longest_s == math.inf else longest_s):
@@ -286,10 +262,14 @@ class Admission:
             if not waiter.is_let_in:
                 line.remove(number)
             waited_s = self._clock() - began_s
-            self._observer.queue_changed(-1)
+            self._count_queued(-1)
             self._observer.queue_left(waited_s)
             if visit.timeline.stage in {Stage.QUEUE, Stage.HANDOFF}:
                 visit.timeline.waited_s += waited_s
+
+    def _count_queued(self, change: int) -> None:
+        self._queued.add(change)
+        self._observer.queue_changed(change)
 
     def _give_back(self, waiter: _Waiter) -> None:
         """Undo what a client was let in with that left in the same moment."""

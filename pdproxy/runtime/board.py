@@ -16,10 +16,12 @@ from pdproxy.core.load import NO_LOAD, Cost, Load, LoadAnomalyError, OnAnomaly, 
 
 # More than instances live and in the tail of their last requests; memory is taken as it is used.
 SLOTS = 4096
-# The slots of no instance: client requests of the whole proxy, and those behind its door.
+# The slots of no instance: client requests of the whole proxy, those behind its door, and what
+# waits there.
 RUNNING_SLOT = 0
 ADMITTED_SLOT = 1
-_FIRST_SLOT = 2
+QUEUED_SLOT = 2
+_FIRST_SLOT = 3
 COLUMNS = 4  # those of `Load`
 _FIELD_BYTES = 8
 

@@ -90,7 +90,9 @@ class Peers(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
-    """Stop; the second time, cut what still runs."""
+    """Stop; `is_hasty` takes the rest of the time that requests have."""
+
+    is_hasty: bool = False
 
 
 # --- from a worker

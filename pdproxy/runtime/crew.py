@@ -113,13 +113,22 @@ class Crew:
         """Those that serve now."""
         return [child for child in self._children.values() if child.is_serving]
 
+    @property
+    def answering(self) -> list[Child]:
+        """Those that can be asked: they serve, or end with requests that still run."""
+        return [child for child in self._children.values() if child.has_served]
+
     def stop(self, within_s: float) -> None:
-        """Let all workers stop; those that have not ended after a while are killed."""
-        if not self._stopping.is_set():
+        """Let all workers stop; those that have not ended after a while are killed.
+
+        The second call takes the rest of the time that requests have.
+        """
+        is_hasty = self._stopping.is_set()
+        if not is_hasty:
             self._stopping.set()
             _ = spawn(self._kill_late(within_s + MARGIN_S), name="kill late workers")
         for child in self._children.values():
-            child.channel.tell(Stop())
+            child.channel.tell(Stop(is_hasty))
 
     def fail(self, fault: PDProxyError) -> None:
         """End all at once, and `run` with this fault; no effect if they are ending anyway."""

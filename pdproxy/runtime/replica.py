@@ -100,6 +100,14 @@ class Desk:
         """Return the processes of the proxy: all workers that serve, and the supervisor."""
         return [*self.peers.pids.values(), os.getppid()]
 
+    def end(self) -> None:
+        """Let the worker end; requests keep their time, however many say so.
+
+        A service manager signals all processes, and then the supervisor tells its workers, too.
+        """
+        if not self.shutdown.has_begun:
+            self.shutdown.begin()
+
     # --- Reports
 
     def leg_succeeded(self, instance: Instance) -> None:
@@ -126,7 +134,7 @@ class Desk:
     async def _listen(self) -> None:
         await self._channel.listen(self._receive, self._respond)
         self.is_orphaned = True
-        self.shutdown.begin()
+        self.end()
 
     def _receive(self, message: Message) -> None:
         if isinstance(message, Follow):
@@ -135,7 +143,9 @@ class Desk:
             self.peers = message
             self.has_changed.set()
         elif isinstance(message, Stop):
-            self.shutdown.begin()
+            self.end()
+            if message.is_hasty:
+                self.shutdown.begin()
 
     def _follow(self, snapshot: Snapshot) -> None:
         assert self._replica is not None, "set before the first message is read"

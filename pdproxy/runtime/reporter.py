@@ -14,7 +14,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.history import Recent
 from pdproxy.core.instance import Instance
 from pdproxy.dispatch.account import Account
-from pdproxy.dispatch.admission import InFlight
+from pdproxy.dispatch.in_flight import InFlight
 from pdproxy.runtime.access_line import log_access
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.recorder import Recorder

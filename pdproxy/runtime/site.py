@@ -16,7 +16,7 @@ from pdproxy.core.instance import Endpoint, Role
 from pdproxy.core.judge import Reports
 from pdproxy.core.load import Board, LoadBoard
 from pdproxy.core.policy import POLICIES
-from pdproxy.dispatch.admission import InFlight, OwnInFlight
+from pdproxy.dispatch.in_flight import InFlight, OwnInFlight
 from pdproxy.runtime.following import following
 from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.metrics_site import bind_metrics
@@ -48,6 +48,7 @@ class Site:
         board: keeps the load.
         running: counts the client requests.
         admitted: counts those that were let in.
+        queued: counts those that wait, and prompts that do.
         row: the number of this process among several; 0 if it is alone.
         reports: who is told what requests learn of instances; None for the process's own fleet.
         roster: fills the fleet, and is asked by administrative calls.
@@ -62,6 +63,7 @@ class Site:
     board: Board
     running: InFlight
     admitted: InFlight
+    queued: InFlight
     reports: Reports | None
     roster: Callable[[Fleet, OnGone], AbstractAsyncContextManager[Roster]]
     history: Callable[[HistorySource], HistorySource]
@@ -79,6 +81,7 @@ def alone(settings: Settings) -> Site:
         board=LoadBoard(on_anomaly=report_anomaly),
         running=OwnInFlight(),
         admitted=OwnInFlight(),
+        queued=OwnInFlight(),
         reports=None,
         roster=lambda fleet, on_gone: own_roster(settings, fleet, on_gone),
         history=lambda own: own,

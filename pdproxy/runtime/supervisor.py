@@ -233,7 +233,7 @@ class Supervisor:
                 return await roster.undrain(role, endpoint)
 
     async def _ask_all(self, question: Question) -> list[bytes]:
-        asked = (c.channel.ask(question, WORKER_ANSWER_S) for c in self._crew.serving)
+        asked = (c.channel.ask(question, WORKER_ANSWER_S) for c in self._crew.answering)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         bodies = [answer for answer in answers if isinstance(answer, bytes)]
         if not bodies:

@@ -143,7 +143,9 @@ def _make_tools(
         clock=clock,
         rng=random.SystemRandom(),
         orphans=Orphans(release_rules(settings), client, fleet, connector, metrics, clock),
-        admission=Admission(admission_limits(settings), fleet, metrics, clock, site.admitted),
+        admission=Admission(
+            admission_limits(settings), fleet, metrics, clock, site.admitted, site.queued
+        ),
         abilities=AbilityBook(settings.reasoning_end_id),
     )
 

@@ -19,6 +19,7 @@ from pdproxy.errors import ConfigError
 from pdproxy.runtime.aggregate import SharedPage, share_metrics
 from pdproxy.runtime.board import (
     ADMITTED_SLOT,
+    QUEUED_SLOT,
     RUNNING_SLOT,
     BoardMemory,
     SharedInFlight,
@@ -80,7 +81,7 @@ async def _work(end: socket.socket) -> int:
 
 async def _serve(worker: Worker, begin: Begin, channel: Channel, desk: Desk) -> None:
     """Serve until the supervisor, its end, or a signal to this process alone says no more."""
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, worker.shutdown.begin)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, desk.end)
     accepting = spawn(_accept_for_others(worker, begin, desk), name="sockets of others")
     channel.tell(Started())
     try:
@@ -126,6 +127,7 @@ def _site(begin: Begin, desk: Desk) -> Site:
         board=board,
         running=SharedInFlight(memory, begin.row, RUNNING_SLOT),
         admitted=SharedInFlight(memory, begin.row, ADMITTED_SLOT),
+        queued=SharedInFlight(memory, begin.row, QUEUED_SLOT),
         reports=desk,
         roster=lambda fleet, on_gone: desk.roster(fleet, on_gone, board),
         history=desk.history,

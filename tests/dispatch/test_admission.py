@@ -15,8 +15,8 @@ from pdproxy.core.instance import Role
 from pdproxy.core.load import Cost
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account
-from pdproxy.dispatch.admission import OwnInFlight
 from pdproxy.dispatch.batch import answer
+from pdproxy.dispatch.in_flight import OwnInFlight
 from pdproxy.dispatch.legs import Call
 from pdproxy.errors import Overloaded, QueueFull, QueueTimeout
 from tests.dispatch.stage import FakeDownstream, Stage, stage

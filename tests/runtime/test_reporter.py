@@ -13,7 +13,7 @@ from pdproxy.core.load import LoadBoard
 from pdproxy.core.policy import POLICIES
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account
-from pdproxy.dispatch.admission import OwnInFlight
+from pdproxy.dispatch.in_flight import OwnInFlight
 from pdproxy.runtime import reporter as reporters
 from pdproxy.runtime.recorder import Recorder
 from pdproxy.runtime.reporter import MOST, Reporter

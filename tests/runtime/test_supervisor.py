@@ -6,116 +6,26 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from tests.cases.scene import CHAT, Scene, chat, scene
-from tests.fakes import behaviours, client
-from tests.fakes.answer import Answer, EngineRequest
+from tests.cases.scene import CHAT, Scene, chat
 from tests.fakes.client import Reply, assert_whole_stream
 from tests.fakes.engine import FakeEngine
 from tests.fakes.proxy import ProxyProcess, instance_args, loads, metric, run_command
 from tests.fakes.waiting import until, until_answer
-from tests.fakes.wire import PeerGone
+from tests.runtime.crew_scene import (
+    Gate,
+    begin,
+    crew,
+    is_refused,
+    process,
+    until_serving,
+    workers_of,
+)
 
 pytestmark = pytest.mark.e2e
-START_S = 30.0
-TICK_S = 0.02
-
-
-class Gate:
-    """A decoder's behaviour: a word every tick, until it is let go."""
-
-    def __init__(self) -> None:
-        self.is_open = False
-
-    async def __call__(self, request: EngineRequest, answer: Answer) -> None:
-        events = behaviours.stream_events(request, 2, "length")
-        await answer.start_stream()
-        await answer.event(events[0])
-        while not self.is_open:
-            await answer.event(events[1])
-            await asyncio.sleep(TICK_S)
-        for event in events[2:]:
-            await answer.event(event)
-        await answer.chunk(behaviours.DONE)
-        await answer.end()
-
-
-def workers_of(proxy: ProxyProcess) -> list[int]:
-    found = Path(f"/proc/{proxy.pid}/task/{proxy.pid}/children").read_text().split()
-    return [int(pid) for pid in found]
-
-
-async def until_serving(proxy: ProxyProcess, count: int) -> None:
-    await until(lambda: proxy.log_text().count("client connections at once") >= count, START_S)
-
-
-@asynccontextmanager
-async def crew(
-    count: int = 2,
-    decoders: int = 2,
-    gate: Gate | None = None,
-    *args: str,
-    exit_code: int = 0,
-) -> AsyncIterator[Scene]:
-    """Run a proxy of some workers, all of which serve."""
-    flags = ("--workers", str(count))
-    behaviours_ = (gate,) * decoders
-    async with scene(
-        (None,), behaviours_, *flags, *args, process=True, exit_code=exit_code
-    ) as made:
-        await until_serving(process(made), count)
-        yield made
-
-
-def process(made: Scene) -> ProxyProcess:
-    assert isinstance(made.proxy, ProxyProcess)
-    return made.proxy
-
-
-class Stream:
-    """A streamed request that runs."""
-
-    def __init__(self, made: Scene) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(made.port))
-        self.reply: Reply | None = None
-        self.is_broken = False
-
-    async def _run(self, port: int) -> None:
-        body = chat(stream=True, max_tokens=2)
-        try:
-            async with client.streaming(port, CHAT, body) as (connection, self.reply):
-                await connection.read_rest(self.reply, 60.0)
-        except (PeerGone, OSError):
-            self.is_broken = True
-        self.is_broken = self.is_broken or self.reply is None or not self.reply.ended
-
-    @property
-    def has_begun(self) -> bool:
-        return self.reply is not None and len(self.reply.chunks) > 0
-
-    async def end(self) -> Reply:
-        await self._task
-        assert self.reply is not None
-        return self.reply
-
-    @property
-    def largest_gap_s(self) -> float:
-        assert self.reply is not None
-        times = [at for at, _ in self.reply.chunks]
-        return max(after - before for before, after in pairwise(times))
-
-
-async def begin(made: Scene, count: int) -> list[Stream]:
-    streams = [Stream(made) for _ in range(count)]
-    await until(lambda: all(each.has_begun or each.is_broken for each in streams), 30.0)
-    assert not any(each.is_broken for each in streams)
-    return streams
 
 
 @pytest.mark.slow
@@ -223,22 +133,12 @@ async def test_workers_without_supervisor_finish_their_streams_and_end():
         pids = workers_of(proxy)
         streams = await begin(made, 8)
         os.kill(proxy.pid, signal.SIGKILL)
-        await until_answer(lambda: _is_refused(made.port))
+        await until_answer(lambda: is_refused(made.port))
         gate.is_open = True
         for stream in streams:
             assert_whole_stream(await stream.end())
         await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20.0)
     assert "the supervisor is gone" in proxy.log_text()
-
-
-async def _is_refused(port: int) -> bool:
-    try:
-        await client.get(port, "/health")
-    except ConnectionRefusedError:
-        return True
-    except (PeerGone, OSError):
-        return False
-    return False
 
 
 @pytest.mark.slow
@@ -248,7 +148,7 @@ async def test_streams_end_within_the_grace_when_the_proxy_stops():
         proxy = process(made)
         streams = await begin(made, 8)
         proxy.process.send_signal(signal.SIGTERM)
-        await until_answer(lambda: _is_refused(made.port))
+        await until_answer(lambda: is_refused(made.port))
         gate.is_open = True
         for stream in streams:
             assert_whole_stream(await stream.end())
