@@ -7,7 +7,7 @@ said "not now" is not asked again at all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 from pdproxy.core.fleet import Fleet, Lease
@@ -30,10 +30,12 @@ class Attempts:
         moved: how far the failed attempt had come, if the one that runs now is on another instance.
     """
 
-    made: dict[Role, int] = field(default_factory=lambda: dict.fromkeys(Role, 0))
-    failed: dict[Role, list[Instance]] = field(default_factory=lambda: {r: [] for r in Role})
+    made: dict[Role, int] = field(default_factory=lambda: {Role.PREFILL: 0, Role.DECODE: 0})
+    failed: dict[Role, list[Instance]] = field(
+        default_factory=lambda: {Role.PREFILL: [], Role.DECODE: []}
+    )
     busy: dict[Role, dict[Instance, PDProxyError]] = field(
-        default_factory=lambda: {r: {} for r in Role}
+        default_factory=lambda: {Role.PREFILL: {}, Role.DECODE: {}}
     )
     last: PDProxyError | None = None
     moved: Phase | None = None
@@ -61,19 +63,9 @@ class Attempts:
         self.moved = phase if failed is not lease.instance else None
         return lease
 
-    @contextmanager
-    def following(self, role: Role, observer: Observer) -> Iterator[None]:
+    def following(self, role: Role, observer: Observer) -> AbstractContextManager[None]:
         """Tell how an attempt ends that follows one that failed on another instance."""
-        phase, result = self.moved, "abandoned"
-        try:
-            yield
-            result = "recovered"
-        except PDProxyError as error:
-            result = "recovered" if isinstance(error, Recomputed) else "failed"
-            raise
-        finally:
-            if phase is not None:
-                observer.failed_over(role, phase, result)
+        return nullcontext() if self.moved is None else _telling(role, self.moved, observer)
 
     def note_failure(self, instance: Instance, error: PDProxyError) -> None:
         """Remember why the last attempt ended."""
@@ -94,3 +86,16 @@ class Attempts:
         if not busy or any(instance not in busy for instance in fleet.available(role)):
             return None
         return next(reversed(busy.values()))
+
+
+@contextmanager
+def _telling(role: Role, phase: Phase, observer: Observer) -> Iterator[None]:
+    result = "abandoned"
+    try:
+        yield
+        result = "recovered"
+    except PDProxyError as error:
+        result = "recovered" if isinstance(error, Recomputed) else "failed"
+        raise
+    finally:
+        observer.failed_over(role, phase, result)

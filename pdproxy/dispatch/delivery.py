@@ -10,6 +10,7 @@ from pdproxy.core.error_events import engine_error, refuse_error
 from pdproxy.core.fleet import Lease
 from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.attempt import attempt
 from pdproxy.dispatch.legs import Call, Handoff, Tools, decode
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.dispatch.relay import StreamFacts, StreamRelay
@@ -45,28 +46,35 @@ class Delivery:
         Raises:
             PDProxyError: it did not answer whole.
         """
-        tools, request = self._tools, self._request
+        tools, request, call = self._tools, self._request, self._call
         started = tools.clock()
-        async with decode(tools, request, self._call, lease, handoff) as response:
-            if not (response.header("content-type") or "").lower().startswith(EVENT_STREAM):
+        with (
+            attempt(tools, lease, call.span) as span,
+            await decode(tools, request, call, lease, handoff, span) as response,
+        ):
+            if (response.header("content-type") or "").lower().startswith(EVENT_STREAM):
+                await self._stream(response, handoff, started)
+            else:
                 handoff.release()
                 await self._respond(response, handoff)
-                return
-            self._round.note(handoff)
-            relay = self._relay_for(response, handoff)
-            await self._open(relay, started)
-            handoff.is_pulled = True
-            handoff.release()
-            await self._downstream.start(response.headers)
-            relay.attach(self._downstream)
-            try:
-                await relay.finished()
-            finally:
-                self._settle(relay.facts, handoff)
-            if relay.facts.error is not None:
-                error = engine_error(relay.facts.error)
-                error.is_told = True
-                raise error
+
+    async def _stream(self, response: Response, handoff: Handoff, started: float) -> None:
+        """Pass an event stream on."""
+        self._round.note(handoff)
+        relay = self._relay_for(response, handoff)
+        await self._open(relay, started)
+        handoff.is_pulled = True
+        handoff.release()
+        await self._downstream.start(response.headers)
+        relay.attach(self._downstream)
+        try:
+            await relay.finished()
+        finally:
+            self._settle(relay.facts, handoff)
+        if relay.facts.error is not None:
+            error = engine_error(relay.facts.error)
+            error.is_told = True
+            raise error
 
     def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
         request, tools = self._request, self._tools

@@ -16,6 +16,7 @@ from pdproxy.core.fleet import Lease
 from pdproxy.core.instance import Role
 from pdproxy.core.load import Cost
 from pdproxy.core.retry import Verdict, delay_s, is_instance_fault, is_reply_lost, judge
+from pdproxy.dispatch.attempt import failure_reason
 from pdproxy.dispatch.attempts import Attempts
 from pdproxy.dispatch.delivery import Delivery
 from pdproxy.dispatch.legs import (
@@ -24,7 +25,6 @@ from pdproxy.dispatch.legs import (
     Tools,
     abandon,
     decode_cost,
-    failure_reason,
     prefill,
     prefill_cost,
     without_prefill,
@@ -32,7 +32,6 @@ from pdproxy.dispatch.legs import (
 from pdproxy.dispatch.ports import Downstream
 from pdproxy.dispatch.round import Round
 from pdproxy.dispatch.standing import Standing
-from pdproxy.dispatch.tracing import Span
 from pdproxy.errors import (
     EngineAnswered,
     NoInstance,
@@ -66,7 +65,6 @@ class Exchange:
         self._standing = Standing(tools, request, call)
         self._is_alone = request.is_decode_only
         self._attempts.failed[Role.DECODE].extend(self._round.avoid)
-        self._enter(call.span)
 
     async def run(self) -> None:
         """Answer the request.
@@ -76,15 +74,9 @@ class Exchange:
                 client has seen.
         """
         with self._call.span.child("round", {"pdproxy.round": self._call.account.rounds}) as span:
-            self._enter(span)
+            if span is not self._call.span:
+                self._call = replace(self._call, span=span)  # the legs belong into this one
             await self._run()
-
-    def _enter(self, span: Span) -> None:
-        """Let the legs belong into a span."""
-        self._call = replace(self._call, span=span)
-        self._delivery = Delivery(
-            self._tools, self._request, self._call, self._downstream, self._round
-        )
 
     async def _run(self) -> None:
         if not self._tools.fleet.available(Role.DECODE):
@@ -171,12 +163,13 @@ class Exchange:
         cost = decode_cost(tools, request, handoff.prompt_tokens)
         await self._standing.await_room(handoff, cost)
         avoid = self._standing.avoided(Role.DECODE, cost.kv_tokens)
+        delivery = Delivery(tools, request, call, self._downstream, self._round)
         with self._attempts.lease(tools.fleet, Role.DECODE, cost, avoid) as lease:
             self._standing.leave()
             call.account.decode_attempts += 1
             try:
                 with self._attempts.following(Role.DECODE, tools.observer):
-                    await self._delivery.answer(lease, handoff)
+                    await delivery.answer(lease, handoff)
             except PDProxyError as error:
                 if isinstance(error, Recomputed):
                     handoff.is_pulled = True

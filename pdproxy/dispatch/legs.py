@@ -1,11 +1,10 @@
-"""One attempt of one leg: body out, answer in, told to the observer and to the fleet."""
+"""One attempt of one leg: body out, answer in."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pdproxy.connectors.base import Connector
@@ -17,16 +16,16 @@ from pdproxy.core.headers import DATA_PARALLEL_RANK, HeaderList, engine_request_
 from pdproxy.core.jsonfields import Raw, split_object
 from pdproxy.core.load import Cost, OutputEstimator, TokenEstimator
 from pdproxy.core.pauses import Pauses
-from pdproxy.core.retry import is_instance_fault, retry_after_s
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.admission import Admission, Visit
+from pdproxy.dispatch.attempt import attempt
 from pdproxy.dispatch.orphans import Orphan, Orphans
 from pdproxy.dispatch.ports import Observer
 from pdproxy.dispatch.rules import DispatchRules
 from pdproxy.dispatch.tracing import NO_SPAN, Span
 from pdproxy.dispatch.turns import Turns
-from pdproxy.errors import EngineAnswered, PDProxyError, UpstreamError, UpstreamProtocol
+from pdproxy.errors import EngineAnswered, UpstreamProtocol
 from pdproxy.upstream.client import EngineClient
 from pdproxy.upstream.response import Response
 
@@ -114,7 +113,7 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
     headers.append(("x-request-id", engine_id))
     body = tools.connector.prefill_body(request)
     rescue = _rescue(tools, request, call, Handoff(engine_id, lease=lease))
-    async with attempt(tools, lease, call.span) as span:
+    with attempt(tools, lease, call.span) as span:
         headers = span.carry(headers)
         response = await tools.client.send(
             lease.instance.endpoint,
@@ -139,39 +138,34 @@ async def prefill(tools: Tools, request: GenerateRequest, call: Call, lease: Lea
     return _hand_off(tools, request, call, lease, engine_id, fields)
 
 
-@asynccontextmanager
 async def decode(
-    tools: Tools, request: GenerateRequest, call: Call, lease: Lease, handoff: Handoff
-) -> AsyncIterator[Response]:
-    """Make one decode attempt; the response has a 2xx status and its body is still to come.
+    tools: Tools, request: GenerateRequest, call: Call, lease: Lease, handoff: Handoff, span: Span
+) -> Response:
+    """Ask the leased decoder within an `attempt`; return its 2xx, whose body is still to come.
 
     Raises:
         EngineAnswered: not a 2xx.
         UpstreamError: no answer.
     """
-    account = call.account
+    account, rules = call.account, tools.rules
     account.decoder, account.decoder_reason = lease.instance.label, lease.reason
     account.timeline.mark_decode_started(tools.clock(), is_stream=request.wants_stream)
     headers = [*call.headers, ("x-request-id", handoff.engine_id)]
-    body = tools.connector.decode_body(request, handoff.handle)
-    rules = tools.rules
-    async with attempt(tools, lease, call.span) as span:
-        headers = span.carry(headers)
-        response = await tools.client.send(
-            lease.instance.endpoint,
-            "POST",
-            request.api.value,
-            headers,
-            body,
-            timeouts=rules.decode_stream if request.wants_stream else rules.decode_whole,
-            on_start=lease.hold,
-        )
-        handoff.is_spent = True
+    response = await tools.client.send(
+        lease.instance.endpoint,
+        "POST",
+        request.api.value,
+        span.carry(headers),
+        tools.connector.decode_body(request, handoff.handle),
+        timeouts=rules.decode_stream if request.wants_stream else rules.decode_whole,
+        on_start=lease.hold,
+    )
+    handoff.is_spent = True
+    if not OK <= response.status < MULTIPLE_CHOICES:
         with response:
-            if not OK <= response.status < MULTIPLE_CHOICES:
-                check_status(response, await response.read(tools.rules.max_answer_bytes))
-            account.is_model_known = True
-            yield response
+            check_status(response, await response.read(rules.max_answer_bytes))
+    account.is_model_known = True
+    return response
 
 
 def abandon(tools: Tools, request: GenerateRequest, call: Call, handoff: Handoff) -> None:
@@ -284,36 +278,3 @@ def learn_from(tools: Tools, request: GenerateRequest, prompt_tokens: int) -> No
     if request.prompt_tokens is None:
         text_tokens = max(0, prompt_tokens - request.media_tokens)
         tools.tokens.observe(request.model, request.text_bytes, text_tokens)
-
-
-@asynccontextmanager
-async def attempt(tools: Tools, lease: Lease, parent: Span) -> AsyncIterator[Span]:
-    """Run an attempt in a span of its own; tell observer and fleet how it ended."""
-    instance, started = lease.instance, tools.clock()
-    tools.observer.routed(instance.role, lease.reason)
-    about = {"server.address": instance.label, "pdproxy.reason": lease.reason.value}
-    try:
-        with parent.child(instance.role.value, about) as span:
-            yield span
-    except PDProxyError as error:
-        reason = failure_reason(error)
-        tools.observer.attempt_finished(instance, "error", tools.clock() - started, reason)
-        if is_instance_fault(error):
-            certain = isinstance(error, UpstreamError) and error.reason == "connect"
-            why = error.detail or error.message
-            tools.fleet.report_failure(instance, certain=certain, why=why)
-        elif pause_s := retry_after_s(error):
-            tools.pauses.note(instance, tools.clock() + pause_s)
-        raise
-    except BaseException:  # the client left: a cancellation, or a broken connection to it
-        tools.observer.attempt_finished(instance, "abandoned", tools.clock() - started)
-        raise
-    tools.observer.attempt_finished(instance, "success", tools.clock() - started)
-    tools.fleet.report_success(instance)
-
-
-def failure_reason(error: PDProxyError) -> str:
-    """Return a label value from a closed set."""
-    if isinstance(error, EngineAnswered):
-        return f"status_{error.engine_status // 100}xx"
-    return error.reason if isinstance(error, UpstreamError) else error.code

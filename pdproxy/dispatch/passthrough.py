@@ -13,7 +13,8 @@ from pdproxy.core.instance import Instance, Role
 from pdproxy.core.load import Cost
 from pdproxy.core.retry import was_never_sent
 from pdproxy.dispatch.account import Account
-from pdproxy.dispatch.legs import Tools, attempt
+from pdproxy.dispatch.attempt import attempt
+from pdproxy.dispatch.legs import Tools
 from pdproxy.dispatch.ports import Downstream, Headers
 from pdproxy.dispatch.tracing import Span
 from pdproxy.errors import UpstreamError
@@ -87,7 +88,7 @@ async def _try_one(
     parent: Span,
     downstream: RawDownstream,
 ) -> None:
-    async with attempt(tools, lease, parent) as span:
+    with attempt(tools, lease, parent) as span:
         response = await tools.client.send(
             lease.instance.endpoint,
             request.method,

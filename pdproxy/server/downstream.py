@@ -156,9 +156,8 @@ class ClientDownstream:
     def _headers(
         self, engine: Headers, content_type: str, *, is_stream: bool = True
     ) -> CIMultiDict[str]:
-        headers = CIMultiDict(p for p in to_client(list(engine)) if p[0] != "content-type")
-        headers["Content-Type"] = content_type
-        headers["X-Request-Id"] = self._request_id
-        headers["Server"] = SERVER
+        pairs = [p for p in to_client(engine) if p[0] != "content-type"]
+        own = [("Content-Type", content_type), ("X-Request-Id", self._request_id)]
+        headers = CIMultiDict([*pairs, *own, ("Server", SERVER)])
         headers.update(self._told(is_stream))
         return headers

@@ -83,8 +83,10 @@ async def read_body(context: Context, request: web.Request) -> bytes:
     """
     check_encoding(request)
     limit = context.rules.max_body_bytes
+    # A timer is spared where the body came with the head.
+    limit_s = None if request.content.is_eof() else context.rules.body_s
     try:
-        async with asyncio.timeout(context.rules.body_s):
+        async with asyncio.timeout(limit_s):
             return await request.read()
     except TimeoutError:
         raise BodyTimeout("the body did not arrive in time") from None

@@ -8,13 +8,12 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import NO_LOAD, Cost, LoadBoard
 from pdproxy.core.policy import Reason
+from pdproxy.dispatch.attempt import attempt, failure_reason
 from pdproxy.dispatch.legs import (
     Call,
     Handoff,
     _engine_id,
-    attempt,
     decode_cost,
-    failure_reason,
     learn_from,
     prefill_cost,
 )
@@ -123,9 +122,12 @@ def test_reason_is_from_a_closed_set(error, reason):
 async def test_failure_is_told_to_the_fleet_if_it_was_the_instances(error, state):
     async with stage() as play:
         instance = play.instance(play.p[0])
-        with play.fleet.lease(Role.PREFILL, Cost()) as lease, pytest.raises(type(error)):
-            async with attempt(play.tools, lease, NO_SPAN):
-                raise error
+        with (
+            play.fleet.lease(Role.PREFILL, Cost()) as lease,
+            pytest.raises(type(error)),
+            attempt(play.tools, lease, NO_SPAN),
+        ):
+            raise error
 
         assert play.fleet.state(instance) is state
         assert play.observer.attempts[0][1] == "error"
@@ -136,10 +138,9 @@ async def test_success_clears_the_record():
         lease = play.fleet.lease(Role.PREFILL, Cost())
         for _ in range(4):
             for _ in range(2):
-                with pytest.raises(UpstreamLost):
-                    async with attempt(play.tools, lease, NO_SPAN):
-                        raise UpstreamLost("x")
-            async with attempt(play.tools, lease, NO_SPAN):
+                with pytest.raises(UpstreamLost), attempt(play.tools, lease, NO_SPAN):
+                    raise UpstreamLost("x")
+            with attempt(play.tools, lease, NO_SPAN):
                 pass
 
         assert play.fleet.state(lease.instance) is State.ACTIVE
