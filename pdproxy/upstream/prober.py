@@ -101,11 +101,7 @@ class Prober:
         except TimeoutError:
             return ProbeResult(False, why=f"no answer to a probe within {self._timeout_s:g} s")
         except aiohttp.ClientConnectorError as error:
-            number = error.os_error.errno
-            # The error's own text may hold the address in place of the reason.
-            is_known = number is not None and number > 0 and number != errno.EACCES
-            why = os.strerror(number or 0) if is_known else str(error)
-            return ProbeResult(False, number in _REFUSALS, f"probe: {why}")
+            return _not_connected(error)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return ProbeResult(False, why=f"probe: {str(error) or type(error).__name__}")
         if status in good:
@@ -133,3 +129,13 @@ class Prober:
         assert self._session is not None, "used outside `async with`"
         async with self._session.get(endpoint.url + path, allow_redirects=False) as response:
             return response.status
+
+
+def _not_connected(error: aiohttp.ClientConnectorError) -> ProbeResult:
+    if isinstance(error, aiohttp.ClientSSLError):  # its number is not the system's
+        return ProbeResult(False, why=f"probe: {error.__cause__ or error}")
+    number = error.os_error.errno
+    # The error's own text may hold the address in place of the reason.
+    is_known = number is not None and number > 0 and number != errno.EACCES
+    why = os.strerror(number or 0) if is_known else str(error)
+    return ProbeResult(False, number in _REFUSALS, f"probe: {why}")
