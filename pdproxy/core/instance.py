@@ -135,17 +135,18 @@ class Instance:
         endpoint: where it listens, as typed first.
         slot: its row on the load board, its own until it is gone and holds no load.
         serial: unique per registration; a removed and re-registered engine has a new one.
+        label: its name in listings, logs and metrics: the endpoint as typed first.
     """
 
     role: Role
     endpoint: Endpoint
     slot: int
     serial: int
+    label: str = field(init=False)
 
-    @property
-    def label(self) -> str:
-        """Its name in listings, logs and metrics: the endpoint as typed first."""
-        return str(self.endpoint)
+    def __post_init__(self) -> None:
+        # Made once: it is asked for several times per request.
+        object.__setattr__(self, "label", str(self.endpoint))
 
 
 def _split_scheme(text: str) -> tuple[bool, str]:

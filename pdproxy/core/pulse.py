@@ -15,6 +15,8 @@ GAP_EDGES_S = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
     10.0, 20.0, 40.0, 80.0,
 )  # fmt: skip
+_DECODE = Stage.DECODE  # an enumeration's member takes a call to look up
+
 # After so many gaps a stream that still runs is counted: a few seconds of one.
 FULL = 256
 
@@ -52,7 +54,7 @@ class Pulse:
             return False
         timeline = self._timeline
         last, more = timeline.last_content, events - 1
-        if last is None or timeline.stage is not Stage.DECODE:
+        if last is None or timeline.stage is not _DECODE:
             timeline.mark_content(now)
         if last is not None:
             timeline.last_content = now

@@ -24,8 +24,8 @@ class attempt:  # noqa: N801 - a context manager, as a class since generators co
         self._instance = instance = lease.instance
         self._started = tools.clock()
         tools.observer.routed(instance.role, lease.reason)
-        about = {"server.address": instance.label, "pdproxy.reason": lease.reason.value}
-        self._span = parent.child(instance.role.value, about)
+        about = {"server.address": instance.label, "pdproxy.reason": lease.reason}
+        self._span = parent.child(instance.role, about)
 
     def __enter__(self) -> Span:
         return self._span.__enter__()

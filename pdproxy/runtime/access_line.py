@@ -8,15 +8,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
 
 from pdproxy.core.jsonfields import encode
+from pdproxy.core.policy import Reason
 from pdproxy.dispatch.account import Account, Outcome
 
 ACCESS = logging.getLogger("pdproxy.access")
 MAX_MODEL_CHARACTERS = 64
 # Most values: ASCII that is visible, without quotes and "=".
 _BARE = re.compile(r"[!#-<>-~]+").fullmatch
-_ALL_BARE = re.compile(r"\w+=[!#-<>-~]+(?: \w+=[!#-<>-~]+)*", re.ASCII).fullmatch
+# Requests have most of a line in common; what they do not is a number.
+_REMEMBERED = 4096
 
 
 class AccessLines:
@@ -33,17 +37,17 @@ class AccessLines:
         self._now = now
 
     def __str__(self) -> str:  # type: ignore[explicit-override] # typing has it from 3.12
-        return "\n".join([access_text(fields) for _, fields in self.each(0.0)])
+        return "\n".join([access_text(account) for _, account in self.each(0.0)])
 
-    def each(self, now_s: float) -> Iterator[tuple[float, dict[str, object]]]:
-        """Give for each request the time at which it ended, and what is said of it.
+    def each(self, now_s: float) -> Iterator[tuple[float, Account]]:
+        """Give each request with the time at which it ended.
 
         `now_s` is the moment of `now` on the clock of these times.
         """
         for account in self._accounts:
             finished = account.timeline.finished
             ago_s = 0.0 if finished is None else self._now - finished
-            yield now_s - ago_s, access_fields(account)
+            yield now_s - ago_s, account
 
 
 def log_access(accounts: Sequence[Account], now: float) -> None:
@@ -57,60 +61,135 @@ def log_access(accounts: Sequence[Account], now: float) -> None:
 
 def access_fields(account: Account) -> dict[str, object]:
     """Return what the access line says; what is not known is left out."""
-    timeline, is_stream, tokens = account.timeline, account.is_stream, account.output_tokens
-    fields: dict[str, object | None] = {
+    return {
         "request_id": account.request_id,
         "client": account.client,
-        "endpoint": account.endpoint,
-        "model": account.model[:MAX_MODEL_CHARACTERS] or None,
-        "stream": is_stream or None,
-        "status": account.status,
-        "outcome": account.outcome,
-        "prefiller": account.prefiller or None,
-        "decoder": account.decoder or None,
-        "prefiller_reason": account.prefiller_reason,
-        "decoder_reason": account.decoder_reason,
-        "prefill_attempts": _if_many(account.prefill_attempts),
-        "decode_attempts": _if_many(account.decode_attempts),
-        "rounds": _if_many(account.rounds),
+        **_kind(account).told()[0],
+        **_way(account).told()[0],
+        **_result(account),
+    }
+
+
+def access_text(account: Account) -> str:
+    """Return the fields as a line that splits at spaces; values with spaces in them are quoted."""
+    request_id, client = _shown(account.request_id), _shown(account.client)
+    kind, way = _kind(account).told()[1], _way(account).told()[1]
+    return f"request_id={request_id} client={client}{kind}{way}{_result_text(account)}"
+
+
+# Fields that are told together: by their names, and as a part of the line.
+_Told: TypeAlias = tuple[dict[str, object], str]
+
+
+class _Kind(NamedTuple):
+    """What was asked for, and what came of it."""
+
+    endpoint: str
+    model: str
+    stream: bool
+    status: int
+    outcome: Outcome
+
+    @lru_cache(_REMEMBERED)  # noqa: B019 - a value, of closed sets but for the model
+    def told(self) -> _Told:
+        model = self.model[:MAX_MODEL_CHARACTERS]
+        return _known({**self._asdict(), "model": model or None, "stream": self.stream or None})
+
+
+class _Way(NamedTuple):
+    """Which instances it went to."""
+
+    prefiller: str
+    decoder: str
+    prefiller_reason: Reason | None
+    decoder_reason: Reason | None
+    prefill_attempts: int
+    decode_attempts: int
+    rounds: int
+
+    @lru_cache(_REMEMBERED)  # noqa: B019 - a value, of closed sets but for the instances
+    def told(self) -> _Told:
+        fields: dict[str, object] = {}
+        for name, value in self._asdict().items():
+            is_told = value > 1 if isinstance(value, int) else bool(value)
+            fields[name] = value if is_told else None
+        return _known(fields)
+
+
+def _kind(account: Account) -> _Kind:
+    return _Kind(
+        account.endpoint, account.model, account.is_stream, account.status, account.outcome
+    )
+
+
+def _way(account: Account) -> _Way:
+    return _Way(
+        account.prefiller,
+        account.decoder,
+        account.prefiller_reason,
+        account.decoder_reason,
+        account.prefill_attempts,
+        account.decode_attempts,
+        account.rounds,
+    )
+
+
+def _result(account: Account) -> dict[str, object]:
+    """Return what no two requests have in common."""
+    fields: dict[str, object] = {
         "prompt_tokens": account.prompt_tokens,
         "cached_tokens": account.cached_tokens,
-        "output_tokens": tokens,
-        "finish": ",".join(sorted(set(account.finish_reasons))) or None,
-        "queue_s": _rounded(timeline.queue_s),
-        "ttft_s": _rounded(timeline.ttft_s) if is_stream else None,
-        "tpot_s": _rounded(timeline.tpot_s(tokens)) if is_stream and tokens else None,
-        "total_s": _rounded(timeline.total_s),
+        "output_tokens": account.output_tokens,
+        "finish": _finish(account) or None,
+        **{name: seconds and round(seconds, 4) for name, seconds in _times(account)},
         "why": account.why or None if account.outcome is not Outcome.SUCCESS else None,
     }
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def access_text(fields: Mapping[str, object]) -> str:
-    """Return the fields as a line that splits at spaces; values with spaces in them are quoted."""
-    text = " ".join([f"{name}={value}" for name, value in fields.items()])
-    if _ALL_BARE(text) and text.count("=") == len(fields):
-        return text
-    return " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
+def _result_text(account: Account) -> str:
+    """Return the text of `_result`, in less than half of the time that its fields would take."""
+    prompt, cached, output = account.prompt_tokens, account.cached_tokens, account.output_tokens
+    text = "" if prompt is None else f" prompt_tokens={prompt}"
+    text += "" if cached is None else f" cached_tokens={cached}"
+    text += "" if output is None else f" output_tokens={output}"
+    finish = _finish(account)
+    text += f" finish={_shown(finish)}" if finish else ""
+    for name, seconds in _times(account):
+        if seconds is not None:
+            text += f" {name}={round(seconds, 4)}"
+    if account.why and account.outcome is not Outcome.SUCCESS:
+        text += f" why={_shown(account.why)}"
+    return text
 
 
-def _if_many(count: int) -> int | None:
-    return count if count > 1 else None
+def _finish(account: Account) -> str:
+    reasons = account.finish_reasons
+    return reasons[0] if len(reasons) == 1 else ",".join(sorted(set(reasons)))
 
 
-def _rounded(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds, 4)
+def _times(account: Account) -> tuple[tuple[str, float | None], ...]:
+    timeline, tokens = account.timeline, account.output_tokens
+    queue, total = ("queue_s", timeline.queue_s), ("total_s", timeline.total_s)
+    if not account.is_stream:
+        return queue, total
+    tpot_s = timeline.tpot_s(tokens) if tokens else None
+    return queue, ("ttft_s", timeline.ttft_s), ("tpot_s", tpot_s), total
 
 
-def _shown(value: object) -> str:
+def _known(fields: Mapping[str, object]) -> _Told:
+    known = {name: value for name, value in fields.items() if value is not None}
+    return known, _text(known)
+
+
+def _text(fields: Mapping[str, object]) -> str:
+    return "".join([f" {n}={_shown(v) if isinstance(v, str) else v}" for n, v in fields.items()])
+
+
+def _shown(text: str) -> str:
     """Quote what holds spaces or control characters."""
-    if not isinstance(value, str):
-        return str(value)
-    text = str(value)
-    if _BARE(text):
-        return text
-    if text and text.isprintable() and not any(c in text for c in ' "='):
-        return text
+    if _BARE(text) or (text and text.isprintable() and not any(c in text for c in ' "=')):
+        return str(text)  # a reason without its name
     quoted = encode(text).decode()
     return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
 

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web_protocol import RequestPayloadError
 
 from pdproxy.core.jsonfields import encode
-from pdproxy.runtime.access_line import ACCESS, AccessLines, access_text
+from pdproxy.runtime.access_line import ACCESS, AccessLines, access_fields, access_text
 
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # A pipe takes 4096 bytes in one piece, also between what other workers write. Few are not ASCII.
@@ -116,8 +116,8 @@ class TextFormatter(logging.Formatter):
         line, shown = self._access, self._seconds.shown
         return "\n".join(
             [
-                line % (shown(at_s), at_s % 1 * 1000, access_text(fields))
-                for at_s, fields in lines.each(record.created)
+                line % (shown(at_s), at_s % 1 * 1000, access_text(account))
+                for at_s, account in lines.each(record.created)
             ]
         )
 
@@ -138,8 +138,9 @@ class JSONFormatter(logging.Formatter):
         lines: object = record.msg
         if isinstance(lines, AccessLines):
             each = lines.each(record.created)
-            found = [self._line(record, at_s, access_text(f), f) for at_s, f in each]
-            return "\n".join(found)
+            return "\n".join(
+                [self._line(record, at_s, access_text(a), access_fields(a)) for at_s, a in each]
+            )
         more = {"exception": self.formatException(record.exc_info)} if record.exc_info else {}
         return self._line(record, record.created, record.getMessage(), more)
 

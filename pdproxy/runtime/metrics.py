@@ -128,11 +128,15 @@ class Metrics:
         self, instance: Instance, outcome: str, seconds: float, reason: str = ""
     ) -> None:
         """Count one attempt of a leg."""
-        made, role, label = self._made, instance.role.value, instance.label
+        made, role, label = self._made, instance.role, instance.label
         self._tally.count(made.attempts, role, label, outcome)
         self._attempt_seconds[instance.role].add(seconds)
         if reason:
             self._tally.count(made.attempt_errors, role, label, reason)
+            self.attempt_failed(instance, reason)
+
+    def attempt_failed(self, instance: Instance, reason: str) -> None:
+        """Do what else is due when an attempt has failed; here, nothing."""
 
     def retried(self, role: Role, reason: str) -> None:
         """Count a leg that is tried again."""

@@ -81,13 +81,11 @@ class Reporter(Metrics):
         self._report()
         return await self._recorder.recent()
 
-    def attempt_finished(  # type: ignore[explicit-override] # typing.override is new in 3.12
-        self, instance: Instance, outcome: str, seconds: float, reason: str = ""
+    def attempt_failed(  # type: ignore[explicit-override] # typing.override is new in 3.12
+        self, instance: Instance, reason: str
     ) -> None:
-        """Count an attempt; keep the reason of one that failed."""
-        super().attempt_finished(instance, outcome, seconds, reason)
-        if reason:
-            self._recorder.attempt_failed(instance, reason)
+        """Keep the reason."""
+        self._recorder.attempt_failed(instance, reason)
 
     def recompute_ended(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, decoder: str, result: str

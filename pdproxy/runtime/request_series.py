@@ -32,8 +32,9 @@ class RequestSeries:
         self._ttft = tally.observed(made.ttft, endpoint, model)
         self._itl = tally.observed(made.itl, endpoint, model)
         self._tpot = tally.observed(made.tpot, endpoint, model)
-        names = ("prompt", "cached_prompt", "generation")
-        self._tokens = tuple(tally.counted(made.tokens[name], model) for name in names)
+        self._prompt = tally.counted(made.tokens["prompt"], model)
+        self._cached = tally.counted(made.tokens["cached_prompt"], model)
+        self._generation = tally.counted(made.tokens["generation"], model)
 
     def count(self, account: Account) -> None:
         """Count a request that has ended, once, under its outcome."""
@@ -47,9 +48,9 @@ class RequestSeries:
         own_s = account.own_s
         if own_s is not None:
             self._own.add(own_s)
-        counted = (account.prompt_tokens, account.cached_tokens, account.output_tokens)
-        for series, tokens in zip(self._tokens, counted, strict=True):
-            series.amount += tokens or 0
+        self._prompt.amount += account.prompt_tokens or 0
+        self._cached.amount += account.cached_tokens or 0
+        self._generation.amount += account.output_tokens or 0
         if self._is_stream:
             self._observe_stream(account)
 

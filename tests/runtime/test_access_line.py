@@ -11,7 +11,12 @@ import pytest
 from pdproxy.core.policy import Reason
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
-from pdproxy.runtime.access_line import MAX_MODEL_CHARACTERS, access_fields, log_access
+from pdproxy.runtime.access_line import (
+    MAX_MODEL_CHARACTERS,
+    access_fields,
+    access_text,
+    log_access,
+)
 from pdproxy.runtime.logs import JSONFormatter, TextFormatter
 
 # A name, "=", and a value that is quoted or holds no space.
@@ -182,3 +187,26 @@ def test_json_lines_are_an_object_each_with_the_time_at_which_the_request_ended(
         assert {**line, "message": "text"} == {**line, **expected}
         assert line["message"] == text
         assert list(line)[:5] == ["time", "level", "logger", "message", "worker"]
+
+
+FAILED = {"outcome": Outcome.ENGINE_ERROR, "status": 502, "why": "it is gone"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="streamed"),
+        pytest.param({"is_stream": False}, id="whole"),
+        pytest.param({"rounds": 3, "prefill_attempts": 2, "decode_attempts": 4}, id="rounds"),
+        pytest.param({**FAILED, "finish_reasons": [], "output_tokens": None}, id="failed"),
+        pytest.param({"finish_reasons": ["stop"], "output_tokens": 0, "model": ""}, id="empty"),
+        pytest.param({"timeline": Timeline(0.0), "prefiller": ""}, id="early"),
+    ],
+)
+def test_text_says_what_the_fields_say(fields):
+    made = account(**fields)
+
+    shown = {name: value.strip('"') for name, value in split(access_text(made)).items()}
+
+    assert shown == {name: str(value) for name, value in access_fields(made).items()}
+    assert list(shown) == list(access_fields(made))
