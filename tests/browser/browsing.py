@@ -6,18 +6,16 @@ asked nobody but the proxy, unless the test says otherwise.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
+
+from tests.needs import chromium_path
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser, ConsoleMessage, Page
 
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ARGUMENTS = (
     "--no-sandbox",
     "--disable-gpu",
@@ -29,15 +27,6 @@ ARGUMENTS = (
 )
 WITHIN_MS = 20_000.0
 Scheme = Literal["light", "dark"]
-
-
-def missing() -> str:
-    """Return what these tests lack on this machine, "" if nothing."""
-    if find_spec("playwright") is None:
-        return "the extra pdproxy[browser] is not installed"
-    if not os.access(CHROMIUM, os.X_OK):
-        return "there is no chromium here: apt-get install chromium"
-    return ""
 
 
 @dataclass(slots=True)
@@ -78,7 +67,7 @@ async def chromium() -> AsyncIterator[Browser]:
 
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=[*ARGUMENTS], timeout=60_000
+            executable_path=chromium_path(), args=[*ARGUMENTS], timeout=60_000
         )
         try:
             yield browser

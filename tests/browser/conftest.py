@@ -1,15 +1,14 @@
-"""The browser. Where it is missing its tests fail in CI, and are skipped elsewhere."""
+"""The browser, and what its tests have in common."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.browsing import chromium, missing
+from tests.browser.browsing import chromium
 
 if TYPE_CHECKING:
     from playwright.async_api import Browser
@@ -22,13 +21,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.needs("chromium"))
 
 
 @pytest.fixture
 async def browser() -> AsyncIterator[Browser]:
-    if lack := missing():
-        if os.environ.get("CI") == "true":
-            pytest.fail(lack)
-        pytest.skip(lack)
     async with chromium() as running:
         yield running

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
@@ -15,18 +14,6 @@ from tests.fakes.ports import free_port
 from tests.fakes.proxy import HasPort, proxy_here, run_command
 
 QUICK_JOIN = ("--waiting-retry-interval", "0.05", "--slow-start", "0")
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.socket(socket.AF_INET6) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 
 
 async def change(proxy: HasPort, act: str, role: str, instances: object) -> Reply:
@@ -45,7 +32,7 @@ async def listed(proxy: HasPort, role: str) -> list[str]:
 # --- C55
 
 
-@needs_ipv6
+@pytest.mark.needs("ipv6")
 @pytest.mark.case("C55")
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 async def test_ipv6_host_on_the_command_line_is_called_with_brackets(host: str) -> None:
@@ -70,7 +57,7 @@ async def test_ipv6_zone_is_accepted_or_refused_with_a_clear_message() -> None:
     assert "Traceback" not in output
 
 
-@needs_ipv6
+@pytest.mark.needs("ipv6")
 @pytest.mark.case("C55")
 async def test_ipv6_instance_is_added_and_removed_by_its_brackets() -> None:
     async with FakeEngine("decode", host="::1") as d2, scene([None], [None], *QUICK_JOIN) as stage:

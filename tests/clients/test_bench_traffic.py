@@ -33,7 +33,7 @@ STEP_S = 0.025
 IDEAL_S = REQUESTS / AT_ONCE * TOKENS * STEP_S
 # How much longer a run may take than one on the engine alone.
 SLOWER, SLOWER_S = 1.5, 0.5
-ROUNDS = 4  # a busy machine may spoil one
+ROUNDS = 8  # a busy machine may spoil one
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ async def test_bench_serve_is_as_fast_as_the_engine_and_counts_every_token(
         prefillers = [f"{engine.host}:{engine.port}" for engine in fleet.prefillers]
         decoders = [f"{engine.host}:{engine.port}" for engine in fleet.decoders]
         async with running_proxy(prefillers, decoders) as proxy:
-            while len(times) < ROUNDS and not any(map(is_as_fast, times)):
+            while len(times) < ROUNDS and not is_as_fast(times):
                 direct_s, expected = await bench(session, fleet.decoders[0].url)
                 through_s, results = await bench(session, proxy.url)
                 times.append((direct_s, through_s))
@@ -174,15 +174,12 @@ async def test_bench_serve_is_as_fast_as_the_engine_and_counts_every_token(
                     assert result.text == other.text
                     assert result.prompt_tokens == other.prompt_tokens
 
-    if not any(map(is_as_fast, times)):
-        if min(direct_s for direct_s, _ in times) > IDEAL_S * SLOWER:
-            pytest.skip(f"the engine alone cannot keep its pace on this machine now: {times}")
-        raise AssertionError(times)
+    assert is_as_fast(times), times
 
 
-def is_as_fast(times: tuple[float, float]) -> bool:
-    direct_s, through_s = times
-    return through_s <= direct_s * SLOWER + SLOWER_S
+def is_as_fast(times: list[tuple[float, float]]) -> bool:
+    """Tell whether any round through the proxy was about as fast as the engine alone."""
+    return any(through_s <= direct_s * SLOWER + SLOWER_S for direct_s, through_s in times)
 
 
 async def test_bench_serve_finds_the_model_and_the_tokenizer(

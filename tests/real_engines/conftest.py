@@ -1,4 +1,4 @@
-"""Leaves these tests out unless --real-engines is given; finds the engines; watches their lives."""
+"""Leaves these tests out unless they are asked for; finds the engines; watches their lives."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from tests.real_engines.exchange import Lab
 HERE = Path(__file__).parent
 # Far above what a loaded machine without accelerators needs for one test.
 TIMEOUT_S = 900
+# Needs a model that reasons, and engines that recite.
+REASONING = "test_recompute_reasoning.py"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -21,9 +23,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in ours:
         item.add_marker(pytest.mark.real_engines)
         item.add_marker(pytest.mark.timeout(TIMEOUT_S))
-    if ours and not config.getoption("--real-engines"):
-        config.hook.pytest_deselected(items=ours)
-        items[:] = [item for item in items if item not in ours]
+    left_out = ours if not config.getoption("--real-engines") else []
+    if not config.getoption("--real-reasoning"):
+        left_out = left_out or [item for item in ours if item.path.name == REASONING]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture
