@@ -155,7 +155,11 @@ class RunningCall(msgspec.Struct, frozen=True, tag=True):
     """Which requests are in flight? Of the supervisor: in all workers?"""
 
 
-Question: TypeAlias = RosterCall | HistoryCall | RunningCall
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Are you there? Of a worker; the answer is empty."""
+
+
+Question: TypeAlias = RosterCall | HistoryCall | RunningCall | Ping
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

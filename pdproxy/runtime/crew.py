@@ -2,7 +2,8 @@
 
 Rules: a worker that dies is replaced, at once if it had served for a while, else with a growing
 pause. Meanwhile another one accepts the connections that wait at its sockets, so none is lost.
-Its row of the board is cleared when it is surely dead.
+One that is silent is taken for dead in this at once, and killed when it stays so. The row of the
+board is cleared when a worker is surely dead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from pdproxy.core.snapshot import Snapshot
-from pdproxy.errors import ConfigError, PDProxyError
+from pdproxy.errors import ConfigError, PDProxyError, SupervisorSilent
 from pdproxy.runtime.control import (
     Channel,
     Follow,
@@ -24,6 +25,7 @@ from pdproxy.runtime.control import (
     OnMessage,
     OnQuestion,
     Peers,
+    Ping,
     Started,
     Stop,
 )
@@ -37,6 +39,11 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
 # Deaths in a row of workers that never came to serve, while none has: it will not get better.
 MAX_FAILED_STARTS = 4
+# Between two questions whether a worker is there, and for its answer.
+PING_S = 1.0
+SILENCE_S = 2.0
+# Questions in a row without an answer, after which a worker is killed: its loop stands still.
+MAX_SILENT = 5
 # Beyond the grace, for workers to end by themselves before they are killed.
 MARGIN_S = 5.0
 
@@ -50,7 +57,9 @@ class Child:
         self.process = process
         self.channel = channel
         self.is_serving = False
+        self.silent = 0  # questions in a row that it has not answered
         self.has_served = False
+        self.watch: asyncio.Task[None] | None = None
         self.faults: tuple[str, ...] = ()
         self.version = -1  # of the last snapshot it was sent
 
@@ -186,6 +195,7 @@ class Crew:
         if isinstance(message, Started):
             child.is_serving = child.has_served = True
             self._failed_starts = 0
+            child.watch = spawn(self._watch(child), name=f"watch of worker {child.row}")
             self._tell_peers()
             if len(self.serving) == self._count:
                 self.all_serve.set()
@@ -197,7 +207,31 @@ class Crew:
         else:
             self._on_message(message)
 
+    async def _watch(self, child: Child) -> None:
+        """Let others accept for a worker that is silent, and kill one that stays so."""
+        while not self._stopping.is_set():
+            await self._pause(PING_S)
+            try:
+                await child.channel.ask(Ping(), SILENCE_S)
+            except SupervisorSilent:
+                child.silent += 1
+            else:
+                child.silent = 0
+            if self._stopping.is_set():
+                return
+            if child.is_serving is bool(child.silent):
+                child.is_serving = not child.silent
+                self._tell_peers()
+            if child.silent == MAX_SILENT:
+                logger.error(
+                    "worker %d (process %d) has not answered for %d questions and is killed",
+                    *(child.row, child.process.pid, MAX_SILENT),
+                )
+                child.process.kill()
+
     async def _bury(self, child: Child) -> None:
+        if child.watch is not None:
+            child.watch.cancel()
         del self._children[child.row]
         self._on_death(child.row)
         self._tell_peers()

@@ -28,6 +28,7 @@ from pdproxy.runtime.control import (
     LegSucceeded,
     Message,
     Peers,
+    Ping,
     Question,
     RanOut,
     RosterCall,
@@ -155,6 +156,8 @@ class Desk:
             self._on_gone(instance.endpoint)
 
     async def _respond(self, question: Question) -> bytes:
+        if isinstance(question, Ping):
+            return b""
         if isinstance(question, RunningCall):
             assert self._requests is not None, "a worker is asked once it has started"
             return msgspec.msgpack.encode(self._requests())

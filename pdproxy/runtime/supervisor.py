@@ -35,6 +35,7 @@ from pdproxy.runtime.control import (
     LegFailed,
     LegSucceeded,
     Message,
+    Ping,
     Question,
     RanOut,
     RosterCall,
@@ -211,6 +212,8 @@ class Supervisor:
         if isinstance(question, RunningCall):
             lists = [_REQUESTS.decode(body) for body in await self._ask_all(question)]
             return msgspec.msgpack.encode(list(chain.from_iterable(lists)))
+        if isinstance(question, Ping):
+            return b""
         try:
             return msgspec.msgpack.encode(await self._call(question))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import pickle
@@ -55,8 +56,9 @@ def main() -> int:
 
 
 async def _work(end: socket.socket) -> int:
-    # A terminal sends these to all processes in it; the supervisor says what is to be done.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    # A terminal or a service manager sends these to all processes; the supervisor says what is
+    # to be done.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     channel = await connect(end)
     begin = await channel.receive()
@@ -66,6 +68,7 @@ async def _work(end: socket.socket) -> int:
     setup_logging(settings.log_level, settings.log_format, worker=begin.row)
     share_metrics(begin.metrics_dir, begin.row)
     desk = Desk(channel, begin.row, begin.snapshot)
+    in_use = _hold(begin.metrics_dir)
     try:
         async with serving(
             settings, _opened(begin.sockets[begin.row]), _site(begin, desk)
@@ -76,7 +79,7 @@ async def _work(end: socket.socket) -> int:
         return EXIT_USAGE
     finally:
         await channel.close()
-    return _end(begin, desk)
+    return _end(begin, desk, in_use)
 
 
 async def _serve(worker: Worker, begin: Begin, channel: Channel, desk: Desk) -> None:
@@ -140,10 +143,21 @@ def _site(begin: Begin, desk: Desk) -> Site:
     )
 
 
-def _end(begin: Begin, desk: Desk) -> int:
+def _hold(directory: str) -> int:
+    """Hold a directory that the last of all its users removes; return what to let go."""
+    held = os.open(directory, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_SH)
+    return held
+
+
+def _end(begin: Begin, desk: Desk, in_use: int) -> int:
     if not desk.is_orphaned:
         return EXIT_CUT if desk.shutdown.cut else 0
-    # Nobody else does it; the last of the workers leaves nothing behind.
+    try:
+        fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return EXIT_ORPHANED  # another worker still counts there
+    # The supervisor would do it.
     shutil.rmtree(begin.metrics_dir, ignore_errors=True)
     return EXIT_ORPHANED
 

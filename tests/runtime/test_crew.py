@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
@@ -22,6 +23,7 @@ from tests.runtime.crew_scene import (
     crew,
     is_refused,
     process,
+    until_serving,
     workers_of,
 )
 
@@ -174,3 +176,45 @@ class _At:
 
 async def _has_served(scrapers: _At, count: int) -> bool:
     return await metric(scrapers, "pdproxy_requests_total", outcome="success") == count
+
+
+@pytest.mark.slow
+async def test_others_accept_for_a_worker_that_stands_still_and_it_is_replaced():
+    async with crew(2) as made:
+        proxy = process(made)
+        stopped, _ = workers_of(proxy)
+        os.kill(stopped, signal.SIGSTOP)
+        # Some of these wait at the sockets of the one that is stopped, until the other takes them.
+        replies = [await made.post(CHAT, chat(max_tokens=2)) for _ in range(2)]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(made.post(CHAT, chat(max_tokens=2))) for _ in range(20)]
+        replies += [task.result() for task in tasks]
+        await proxy.wait_for_log("has not answered", within_s=40)
+        await until_serving(proxy, 3)
+
+        assert {reply.status for reply in replies} == {200}
+        assert stopped not in workers_of(proxy)
+
+
+@pytest.mark.slow
+async def test_the_last_worker_without_a_supervisor_removes_what_they_shared():
+    gate = Gate()
+    async with crew(2, 2, gate, exit_code=-signal.SIGKILL) as made:
+        proxy = process(made)
+        pids = workers_of(proxy)
+        streams = await begin(made, 4)
+        shared = shared_directories()
+        os.kill(proxy.pid, signal.SIGKILL)
+        await until_answer(lambda: is_refused(made.port))
+        gate.is_open = True
+        for stream in streams:
+            assert_whole_stream(await stream.end())
+        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20.0)
+
+        assert len(shared) >= 1
+        await until(lambda: len(shared_directories() & shared) < len(shared))
+
+
+def shared_directories() -> set[Path]:
+    places = (Path("/dev/shm"), Path("/tmp"))
+    return {each for place in places for each in place.glob("pdproxy-*")}
