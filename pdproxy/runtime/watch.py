@@ -56,6 +56,7 @@ class Watch:
         self._rules = rules
         self._rng = rng
         self._tasks: dict[Instance, asyncio.Task[None]] = {}
+        self._told: dict[Instance, str] = {}  # why those that are joining do not answer
 
     def begin(self, instance: Instance) -> None:
         """Watch an instance until it is gone."""
@@ -63,6 +64,7 @@ class Watch:
 
     def end(self, instance: Instance) -> None:
         """Stop watching one that is gone."""
+        self._told.pop(instance, None)
         task = self._tasks.pop(instance, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
@@ -81,9 +83,17 @@ class Watch:
         judge = self._fleet.judge
         if found.is_serving:
             judge.probe_succeeded(instance, is_warm=is_warm)
+            self._told.pop(instance, None)
         else:
             judge.probe_failed(instance, certain=found.is_refused, why=found.why)
+            self._tell_once(instance, found.why)
         return found
+
+    def _tell_once(self, instance: Instance, why: str) -> None:
+        """Log why one that has yet to join does not; again only when the reason changes."""
+        if self._fleet.state(instance) is State.JOINING and self._told.get(instance) != why:
+            self._told[instance] = why
+            logger.info("%s %s does not join yet: %s", instance.role, instance.label, why)
 
     async def _follow(self, instance: Instance) -> None:
         if self._fleet.is_pending(instance) and not await self._has_joined(instance):

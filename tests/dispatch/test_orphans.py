@@ -11,6 +11,7 @@ from pdproxy.core.instance import Role
 from pdproxy.core.jsonfields import Raw, raw
 from pdproxy.dispatch import orphans
 from pdproxy.dispatch.orphans import Orphan, Orphans, ReleaseRules
+from tests.cases.cuts import cut_after
 from tests.dispatch.stage import FakeDownstream, Stage, stage
 from tests.fakes import behaviours
 from tests.fakes.suspensions import Suspensions
@@ -176,6 +177,26 @@ async def test_handle_that_comes_as_the_client_leaves_is_released():
     assert at >= 3
     assert "released" in play.observer.abandoned
     assert set(play.observer.abandoned) == {"released"}
+
+
+@pytest.mark.slow
+@pytest.mark.case("C41")
+async def test_handle_of_a_further_round_is_released_whenever_the_client_leaves():
+    """At every await of both rounds, before and after what it waits for came."""
+    for moment in ("asleep", "waking"):
+        is_reached, at = True, -1
+        while is_reached:
+            at += 1
+            async with stage(d=[cut_after(1)], recompute=True, max_rounds=3) as play:
+                watcher = Suspensions(at, moment)
+                request = watcher.run(play.run(FakeDownstream(), STREAM))
+                await asyncio.gather(request, return_exceptions=True)
+                await until(lambda play=play: play.orphans.is_idle)
+                await until(lambda play=play: held(play) == 0)
+                play.assert_idle()
+                is_reached = watcher.is_reached
+
+        assert at >= 6
 
 
 @pytest.mark.parametrize("failure", [behaviours.error(400), behaviours.error(500)])
