@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import platform
 import random
@@ -83,6 +84,22 @@ def make_kind(rng: random.Random) -> Kind:
     if rng.random() < 0.5:
         return "/v1/completions", {**body, "prompt": text}
     return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": text}]}
+
+
+def differs(got: Answer, wanted: Answer) -> str:
+    """Return where an answer differs, short enough for a line."""
+    parts = [f"counts {got[1:]} instead of {wanted[1:]}"] if got[1:] != wanted[1:] else []
+    for index in sorted({*got[0], *wanted[0]}):
+        ours, theirs = got[0].get(index, ("", None)), wanted[0].get(index, ("", None))
+        if ours != theirs:
+            pairs = zip(ours[0], theirs[0], strict=False)
+            same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+            rest, other = ours[0][same:][:60], theirs[0][same:][:60]
+            parts.append(
+                f"choice {index} after {same} of {len(theirs[0])} characters: "
+                f"{rest!r} ({ours[1]}) instead of {other!r} ({theirs[1]})"
+            )
+    return "; ".join(parts)
 
 
 def read_answer(is_stream: bool, text: str) -> tuple[Answer, bool, dict[str, Any] | None]:
@@ -202,12 +219,11 @@ class Storm:
                 for index, (said, _) in got[0].items()
             )
             self.verdicts.statuses[f"event {error['error'].get('code')}"] += 1
-            self.verdicts.note("told" if is_begun else "wrong", number, f"{got} not of {wanted}")
+            self.verdicts.note("told" if is_begun else "wrong", number, differs(got, wanted))
         elif not is_whole:
             self.verdicts.note("truncated", number, text[-200:])
         else:
-            text = f"{got} instead of {wanted}"
-            self.verdicts.note("right" if got == wanted else "wrong", number, text)
+            self.verdicts.note("right" if got == wanted else "wrong", number, differs(got, wanted))
 
 
 async def run(args: argparse.Namespace) -> int:

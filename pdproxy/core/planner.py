@@ -55,6 +55,7 @@ from pdproxy.core.resume import (
     by_thought,
     by_turn,
     output_limit,
+    with_own_seed,
 )
 from pdproxy.core.stops import holds_back
 from pdproxy.core.traits import has_grammar, has_media, is_repeatable, may_call_tools
@@ -105,7 +106,7 @@ class Abilities:
     max_model_len: int | None = None
 
 
-def plan(  # noqa: PLR0911 - one return per group of rows
+def plan(
     request: GenerateRequest,
     answer: Answer,
     index: int,
@@ -118,14 +119,19 @@ def plan(  # noqa: PLR0911 - one return per group of rows
     `is_delivered` tells whether the client has seen the answer so far; one that does not stream
     has not, so its parts may be made again.
     """
-    cut = _Cut(request, answer, index, abilities, is_delivered)
-    phase = answer.choice(index).phase(abilities.reasoning_end_id)
+    found = _plan(_Cut(request, answer, index, abilities, is_delivered))
+    return with_own_seed(found, request, index) if isinstance(found, Resume) else found
+
+
+def _plan(cut: _Cut) -> Plan:  # noqa: PLR0911 - one return per group of rows
+    request = cut.request
+    phase = cut.choice.phase(cut.abilities.reasoning_end_id)
     if phase is not Phase.NOTHING and cut.is_at_limit:
         return Complete("length")
     if plain(request.fields.get("use_beam_search")) is True:
         return GiveUp("beams cannot be taken up again")
     if phase is Phase.NOTHING:
-        return again(request, index, Way.AGAIN)
+        return again(request, Way.AGAIN)
     if phase is Phase.TOOL_CALL:
         return cut.from_start("it was cut inside a sampled tool call, which cannot be entered")
     if phase is Phase.CONTENT and cut.choice.text and has_grammar(request):
@@ -199,9 +205,9 @@ class _Cut:
     def from_start(self, why: str) -> Plan:
         """Make the answer again, if the client has seen none of it or will see the same."""
         if not self.is_delivered:
-            return again(self.request, self.index, Way.AGAIN)
+            return again(self.request, Way.AGAIN)
         if is_repeatable(self.request):
-            return again(self.request, self.index, Way.REPLAY)
+            return again(self.request, Way.REPLAY)
         return GiveUp(why)
 
     def completion(self) -> Plan:
@@ -217,7 +223,7 @@ class _Cut:
     def reasoning(self) -> Plan:
         end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
         if self._is_in_doubt:
-            return again(self.request, self.index, Way.AGAIN)
+            return again(self.request, Way.AGAIN)
         if end_id is not None and self.has_ids and not has_media(self.request):
             return by_thought(self.request, self.answer, self.index, end_id=end_id, room=room)
         return self.from_start(
@@ -229,7 +235,7 @@ class _Cut:
     def content(self) -> Plan:
         request, end_id = self.request, self.abilities.reasoning_end_id
         if self._is_in_doubt:
-            return again(request, self.index, Way.AGAIN)
+            return again(request, Way.AGAIN)
         is_plain = not (may_call_tools(request) or has_grammar(request) or has_media(request))
         # Without a limit of its own a completion would end where chat has no end.
         has_end = output_limit(request) is not None or self.abilities.max_model_len is not None

@@ -116,12 +116,19 @@ def output_limit(request: GenerateRequest) -> int | None:
     return _COMPLETIONS_LIMIT if limit is None else limit
 
 
-def again(request: GenerateRequest, index: int, way: Way) -> Resume:
+def again(request: GenerateRequest, way: Way) -> Resume:
     """Ask for the same answer from its start."""
+    return Resume(way, _next(request, request.fields, {}))
+
+
+def with_own_seed(resume: Resume, request: GenerateRequest, index: int) -> Resume:
+    """Return the round with the seed of its choice: i of several has the seed + i (vLLM 0.32)."""
     seed = as_whole(plain(request.fields.get("seed")))
-    # Choice i of several is sampled with the seed + i (vLLM 0.32).
-    changes = {} if seed is None else {"seed": raw(seed + index % request.choices)}
-    return Resume(way, _next(request, request.fields, changes))
+    child = index % request.choices
+    if seed is None or not child:
+        return resume
+    fields = {**resume.request.fields, "seed": raw(seed + child)}
+    return replace(resume, request=replace(resume.request, fields=fields))
 
 
 def by_ids(

@@ -32,6 +32,7 @@ class Sampling:
     max_tokens: int
     min_tokens: int = 0
     seed: int = 0
+    own_seed: int | None = None  # the request's; choice i of several is sampled with it + i
     eos_odds: int = 2048
     stop: tuple[str, ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
@@ -152,8 +153,10 @@ class Generation:
             return self._script.pop(0) if self._script else tokenizer.EOS
         if self._last in tokenizer.TAIL_OF:
             return tokenizer.TAIL_OF[self._last]
-        salt = self._sampling.seed
-        if not self.output and self._index:
+        salt, own_seed = self._sampling.seed, self._sampling.own_seed
+        if own_seed is not None:
+            salt ^= (own_seed + self._index) << 8
+        elif not self.output and self._index:
             salt ^= self._index << 32
         value = mixed(self._state, salt)
         if (value >> _EOS_SHIFT) % self._sampling.eos_odds == 0 and self._may_end():

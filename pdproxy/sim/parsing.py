@@ -169,7 +169,8 @@ def sampling(body: JsonObject, config: SimConfig, prompt: list[int], limit: int 
     return Sampling(
         max_tokens=limit,
         min_tokens=least,
-        seed=config.model_seed ^ ((seed or 0) << 8),
+        seed=config.model_seed,
+        own_seed=seed,
         eos_odds=config.eos_odds,
         stop=stop,
         stop_token_ids=frozenset(fields.wholes(body, "stop_token_ids")),

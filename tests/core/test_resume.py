@@ -14,6 +14,7 @@ from pdproxy.core.resume import (
     by_turn,
     output_limit,
     with_ids,
+    with_own_seed,
 )
 from tests.core.making import END_ID, MESSAGES, answer_of, body_of, chat, completions
 
@@ -320,7 +321,7 @@ def test_a_turn_is_the_clients_request_but_for_the_form():
 @pytest.mark.parametrize("way", [Way.AGAIN, Way.REPLAY], ids=lambda way: way.name)
 def test_the_same_request_again_is_for_one_choice_and_repeats_no_prompt(way):
     request = completions(n=3, best_of=3, echo=True, prompt_logprobs=1, logprobs=1, custom=1)
-    resume = again(request, 1, way)
+    resume = again(request, way)
 
     assert resume.way is way
     assert body_of(resume.request) == {
@@ -337,9 +338,14 @@ def test_the_same_request_again_is_for_one_choice_and_repeats_no_prompt(way):
 
 
 def test_a_choice_made_again_has_its_own_seed():
-    assert body_of(again(chat(n=3, seed=40), 2, Way.AGAIN).request)["seed"] == 42
-    assert body_of(again(chat(seed=40), 0, Way.REPLAY).request)["seed"] == 40
-    assert "seed" not in body_of(again(chat(n=3), 2, Way.AGAIN).request)
+    for request, index, seed in (
+        (chat(n=3, seed=40), 2, 42),
+        (chat(n=3, seed=40), 0, 40),
+        (chat(seed=40), 0, 40),
+        (chat(n=3), 2, None),
+    ):
+        round_ = with_own_seed(again(request, Way.AGAIN), request, index)
+        assert body_of(round_.request).get("seed") == seed
 
 
 def test_a_truncated_prompt_keeps_its_length_before_the_answer():

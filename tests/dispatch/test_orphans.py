@@ -37,6 +37,11 @@ def held(play: Stage) -> int:
     return sum(engine.held for engine in play.p)
 
 
+async def nothing_held(play: Stage) -> None:
+    await until(lambda: play.orphans.is_idle)
+    await until(lambda: held(play) == 0)
+
+
 async def test_release_carries_handle_model_and_key_and_costs_no_load():
     async with stage() as play:
         play.orphans.adopt(orphan(play))
@@ -169,8 +174,7 @@ async def test_handle_that_comes_as_the_client_leaves_is_released():
             watcher = Suspensions(at, "waking")
             request = watcher.run(play.run(FakeDownstream(), STREAM))
             await asyncio.gather(request, return_exceptions=True)
-            await until(lambda: play.orphans.is_idle)
-            await until(lambda: held(play) == 0)
+            await nothing_held(play)
             play.assert_idle()
             is_reached = watcher.is_reached
 
@@ -191,8 +195,7 @@ async def test_handle_of_a_further_round_is_released_whenever_the_client_leaves(
                 watcher = Suspensions(at, moment)
                 request = watcher.run(play.run(FakeDownstream(), STREAM))
                 await asyncio.gather(request, return_exceptions=True)
-                await until(lambda play=play: play.orphans.is_idle)
-                await until(lambda play=play: held(play) == 0)
+                await nothing_held(play)
                 play.assert_idle()
                 is_reached = watcher.is_reached
 
