@@ -16,6 +16,7 @@ MAX_FUNCTION_LINES = 60
 TESTED_ELSEWHERE = {
     "core/judge": "tests/core/test_fleet.py",
     "core/lease": "tests/core/test_fleet.py",
+    "core/member": "tests/core/test_fleet.py",
     "core/members": "tests/core/test_fleet.py",
     "runtime/following": "tests/runtime/test_reload.py",
     "upstream/allowed": "tests/upstream/test_allowed.py",

@@ -14,7 +14,8 @@ from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
 from pdproxy.core.judge import Judge, Reports
 from pdproxy.core.lease import Lease
 from pdproxy.core.load import Board, Cost, Load
-from pdproxy.core.members import Member, Members
+from pdproxy.core.member import Member
+from pdproxy.core.members import Members
 from pdproxy.core.policy import Candidate, Policy, reason_of
 from pdproxy.core.record import EngineReport, InstanceRecord
 from pdproxy.errors import NoInstance
@@ -162,6 +163,10 @@ class Fleet:
         Those in `avoid` are left out while another one is available.
         """
         return [member.instance for member in self._choosable(role, avoid)]
+
+    def ready_count(self, role: Role) -> int:
+        """Return how many can be expected to serve, as `Members.ready_count` says."""
+        return self.members.ready_count(role)
 
     def lease(self, role: Role, cost: Cost, *, avoid: Collection[Instance] = ()) -> Lease:
         """Choose an instance and charge it; the caller owns the lease and must close it.

@@ -9,7 +9,8 @@ from types import TracebackType
 from typing import Protocol
 
 from pdproxy.core.load import Board, Cost
-from pdproxy.core.members import Member, Members
+from pdproxy.core.member import Member
+from pdproxy.core.members import Members
 from pdproxy.core.policy import Reason
 
 

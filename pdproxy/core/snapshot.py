@@ -11,7 +11,8 @@ from collections.abc import Callable
 import msgspec
 
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
-from pdproxy.core.members import Member, Members
+from pdproxy.core.member import Member
+from pdproxy.core.members import Members
 
 
 class InstanceState(msgspec.Struct, frozen=True, kw_only=True):

@@ -47,7 +47,9 @@ class FleetCollector(Collector):
         up = _gauge("up", "1 if it may get requests.")
         states = _gauge("state", "1 for the state it is in.", "state")
         available = GaugeMetricFamily(
-            "pdproxy_instances_available", "Instances that may get requests now.", labels=["role"]
+            "pdproxy_instances_available",
+            "Instances that may get requests now and are not known to be dead.",
+            labels=["role"],
         )
         for instance in instances:
             key, state = _key(instance), self._fleet.state(instance)
@@ -55,7 +57,7 @@ class FleetCollector(Collector):
             for each in STATES:
                 states.add_metric([*key, each.value], float(state is each))
         for role in Role:
-            available.add_metric([role.value], len(self._fleet.available(role)))
+            available.add_metric([role.value], self._fleet.ready_count(role))
         yield from (up, states, available)
 
     def _loads(self, instances: list[Instance]) -> Iterator[Metric]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pdproxy.core.departed import Departed
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
-from pdproxy.core.members import Member
+from pdproxy.core.member import Member
 from pdproxy.core.record import Change, InstanceRecord
 from pdproxy.runtime.watch import RosterRules, Watch
 from pdproxy.tasks import spawn

@@ -86,7 +86,7 @@ def _role(
 ) -> dict[str, object]:
     fleet = context.tools.fleet
     return {
-        "available": len(fleet.available(role)),
+        "available": fleet.ready_count(role),
         "panic": fleet.members.is_panicking(role),
         "instances": [_told(record, now) for record in records if record.role is role],
     }

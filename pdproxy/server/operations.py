@@ -42,8 +42,8 @@ async def version(_context: Context, _request: web.Request) -> web.Response:
 
 
 async def ready(context: Context, _request: web.Request) -> web.Response:
-    """Answer /ready: 200 if a request could be served now."""
-    counts = {role: len(context.tools.fleet.available(role)) for role in Role}
+    """Answer /ready: 200 if a request can be expected to be served now."""
+    counts = {role: context.tools.fleet.ready_count(role) for role in Role}
     can_prefill = counts[Role.PREFILL] > 0 or context.tools.rules.decode_alone
     is_ready = counts[Role.DECODE] > 0 and can_prefill and not context.is_stopping()
     body = {

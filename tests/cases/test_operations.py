@@ -14,7 +14,7 @@ from tests.fakes.answer import Answer, EngineRequest
 from tests.fakes.client import RawClient, Reply
 from tests.fakes.engine import FakeEngine
 from tests.fakes.pinger import pinging
-from tests.fakes.proxy import ProxyProcess, assert_quiescent, proxy_here, running_proxy
+from tests.fakes.proxy import ProxyProcess, assert_quiescent, metric, proxy_here, running_proxy
 from tests.fakes.waiting import until, until_answer
 from tests.fakes.wire import PeerGone
 
@@ -60,6 +60,65 @@ async def test_removing_the_last_decoder_ends_readiness() -> None:
         after = (await stage.get("/ready")).status
 
     assert (before, after) == (200, 503)
+
+
+# --- C76: engines that die and come back
+
+DIES = [
+    pytest.param("prefill", (), id="prefiller"),
+    pytest.param("decode", (), id="decoder"),
+    pytest.param("decode", ("--workers", "2"), id="decoder-of-two-workers"),
+]
+
+
+@pytest.mark.case("C76")
+@pytest.mark.e2e
+@pytest.mark.parametrize(("role", "args"), DIES)
+async def test_not_ready_from_the_death_of_a_last_engine_until_it_is_back(
+    role: str, args: tuple[str, ...]
+) -> None:
+    flags = ("--probe-interval", "0.1", "--slow-start", "0", *args)
+    async with scene([None], [None], *flags, process=True) as stage:
+        before = await availability(stage, role)
+        engine = stage.p1 if role == "prefill" else stage.d1
+        await engine.stop()
+        await until_answer(lambda: has_status(stage, 503), within_s=10)
+        during = await availability(stage, role)
+        failed = await stage.post(CHAT, chat(max_tokens=2))
+        await engine.start()
+        await until_answer(lambda: has_status(stage, 200), within_s=10)
+        after = await availability(stage, role)
+        served = await stage.post(CHAT, chat(max_tokens=2))
+
+    assert (before, during, after) == ((1, 1, 1), (0, 0, 0), (1, 1, 1))
+    assert (failed.status, failed.error["code"]) == (502, "upstream_unreachable")
+    assert served.status == 200
+
+
+@pytest.mark.case("C76")
+async def test_refused_request_ends_readiness_and_the_next_tries_the_engine_all_the_same() -> None:
+    async with scene([None], [None], "--probe-interval", "60", "--retry-delay", "0.01") as stage:
+        await stage.d1.stop()
+        failed = await stage.post(CHAT, chat(max_tokens=2))
+        ready = await stage.get("/ready")
+        await stage.d1.start()
+        served = await stage.post(CHAT, chat(max_tokens=2))
+
+    assert (failed.status, ready.status, served.status) == (502, 503, 200)
+    assert ready.json["available_decode_instances"] == 0
+
+
+async def availability(stage: Scene, role: str) -> tuple[float, float, float]:
+    """Return how many of a role can serve, in each place that tells."""
+    return (
+        (await stage.get("/ready")).json[f"available_{role}_instances"],
+        (await stage.get("/instances")).json[role]["available"],
+        await metric(stage.proxy, "pdproxy_instances_available", role=role),
+    )
+
+
+async def has_status(stage: Scene, status: int) -> bool:
+    return (await stage.get("/ready")).status == status
 
 
 @pytest.mark.case("C76")

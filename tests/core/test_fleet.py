@@ -395,6 +395,7 @@ def test_ejected_instances_are_used_when_no_active_one_is_left(fleet):
     fleet.report_failure(other, certain=True)
 
     assert fleet.available(D) == [one, other]
+    assert fleet.ready_count(D) == 0
     assert fleet.available(D, avoid=[other]) == [one]
     assert fleet.lease(D, COST, avoid=[other]).instance is one
 
@@ -520,12 +521,27 @@ def test_in_panic_a_good_probe_brings_back_before_the_ejection_is_over(fleet):
     for instance in (one, other):
         fleet.report_failure(instance, certain=True)
     assert fleet.available(D) == [third]
+    assert fleet.ready_count(D) == 1
 
     assert not fleet.judge.probe_succeeded(one)
     assert set(fleet.available(D)) == {one, third}
+    assert fleet.ready_count(D) == 2
     fleet.judge.probe_failed(one, certain=True, why="refused")
 
     assert fleet.available(D) == [third]
+
+
+def test_the_last_of_a_role_counts_as_ready_again_with_its_first_good_probe(fleet):
+    one = add(fleet, "h:1")
+    for _ in range(3):
+        fleet.report_failure(one, certain=False)
+    assert fleet.ready_count(D) == 1, "it fails, but it is there"
+
+    fleet.judge.probe_failed(one, certain=True, why="refused")
+    assert (fleet.available(D), fleet.ready_count(D)) == ([one], 0)
+    fleet.judge.probe_succeeded(one)
+
+    assert (fleet.available(D), fleet.ready_count(D)) == ([one], 1)
 
 
 def test_failed_probes_eject_an_active_instance(fleet, clock):

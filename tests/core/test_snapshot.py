@@ -145,6 +145,7 @@ def test_slow_start_and_death_are_followed(pair):
     pair.publish()
 
     assert [i.label for i in pair.follower.available(D)] == [one.label, failing.label]
+    assert pair.follower.ready_count(D) == 2
     member = pair.follower.members.get(pair.follower.instances(D)[0])
     assert member is not None
     assert member.ramp is not None

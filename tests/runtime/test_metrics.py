@@ -362,6 +362,14 @@ def test_who_may_get_requests_is_counted_per_role(rig):
     assert available == {("prefill",): 0, ("decode",): 2}
 
 
+def test_those_known_to_be_dead_are_not_counted_though_requests_try_them(rig):
+    rig.fleet.report_failure(rig.d1, certain=True)
+
+    assert rig.value("pdproxy_instances_available", "decode") == 0
+    with rig.fleet.lease(Role.DECODE, Cost()) as lease:
+        assert lease.instance is rig.d1
+
+
 def test_format_is_the_one_that_the_scraper_asks_for(rig):
     plain, plain_type = rig.metrics.exposition("text/plain")
     asked = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"

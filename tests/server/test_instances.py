@@ -32,7 +32,7 @@ async def test_an_instance_is_told_whole():
             told = (await get(made.port, "/instances")).json
 
     (one,) = told["decode"]["instances"]
-    assert (told["decode"]["available"], told["decode"]["panic"]) == (1, True)
+    assert (told["decode"]["available"], told["decode"]["panic"]) == (0, True)
     assert (told["prefill"]["available"], told["prefill"]["panic"]) == (1, False)
     assert one["instance"] == instance.label
     assert (one["state"], one["requests"], one["kv_tokens"]) == ("ejected", 1, 7)

@@ -71,6 +71,28 @@ async def test_readiness_needs_both_roles_and_no_end_in_sight(p, d, is_stopping,
 
 
 @pytest.mark.case("C76")
+@pytest.mark.parametrize("role", Role)
+async def test_not_ready_while_all_of_a_role_are_known_to_be_dead(role):
+    async with application() as made:
+        fleet = made.context.tools.fleet
+        fleet.report_failure(fleet.instances(role)[0], certain=True)
+        reply = await get(made.port, "/ready")
+
+    assert reply.status == 503
+    assert reply.json[f"available_{role.value}_instances"] == 0
+
+
+@pytest.mark.case("C76")
+async def test_decoders_alone_are_ready_if_they_may_serve_alone():
+    async with application(decode_alone=True) as made:
+        fleet = made.context.tools.fleet
+        fleet.report_failure(fleet.instances(Role.PREFILL)[0], certain=True)
+        reply = await get(made.port, "/ready")
+
+    assert reply.status == 200
+
+
+@pytest.mark.case("C76")
 async def test_healthcheck_has_the_examples_form():
     async with application(p=[None, None]) as made:
         made.roster.is_slow = True
