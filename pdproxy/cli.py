@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(settings: Settings) -> int:
     if settings.check_config:
         sys.stdout.write(describe(settings))
+        sys.stderr.writelines(f"pdproxy: warning: {text}\n" for text in settings.warnings)
         return 0
     # The server's modules are loaded only here, so that checking a configuration stays quick.
     if settings.demo:

@@ -42,6 +42,25 @@ def test_checking_prints_the_effective_settings(capsys: Capture) -> None:
     assert captured.err == ""
 
 
+def test_checking_tells_of_warnings_beside_the_settings(capsys: Capture) -> None:
+    assert main(["--check-config", "--kv-handle-ttl", "30", "--engine-insecure"]) == 0
+
+    captured = capsys.readouterr()
+    assert tomllib.loads(captured.out)["kv_handle_ttl"] == 30
+    assert "warning" not in captured.out
+    first, second = captured.err.splitlines()
+    assert first.startswith("pdproxy: warning: --kv-handle-ttl is 30 s, but engines give up")
+    assert second.startswith("pdproxy: warning: --engine-insecure: ")
+
+
+def test_metrics_on_the_port_of_the_api_are_a_fault(capsys: Capture) -> None:
+    assert main(["--check-config", "--port", "2000", "--metrics-port", "2000"]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "pdproxy: --metrics-port: 2000 is --port too, on the same address\n"
+
+
 def test_the_environment_is_read(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PDPROXY_PORT", "2000")
 

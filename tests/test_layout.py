@@ -37,6 +37,7 @@ TESTED_ELSEWHERE = {
     "dispatch/rules": "tests/runtime/test_rules.py",
     "runtime/access": "tests/runtime/test_settings_sources.py",
     "runtime/bounds": "tests/runtime/test_settings.py",
+    "runtime/cautions": "tests/runtime/test_settings.py",
     "runtime/command_line": "tests/runtime/test_settings_command_line.py",
     "runtime/cross_checks": "tests/runtime/test_settings.py",
     "runtime/demo": "tests/test_cli.py",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdproxy.core.allow import AllowList
 from pdproxy.core.instance import Endpoint
-from pdproxy.runtime.instances_arg import engine_at, expand, is_own_address
+from pdproxy.runtime.instances_arg import engine_at, expand, is_own_address, share_an_address
 from pdproxy.runtime.options import flag_of
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ def cross_faults(settings: Settings) -> Iterator[CrossFault]:
     yield from _unpaired("prefiller", settings.prefiller_hosts, settings.prefiller_ports)
     yield from _unpaired("decoder", settings.decoder_hosts, settings.decoder_ports)
     yield from _own_address(settings)
+    yield from _metrics_address(settings)
     yield from _not_allowed(settings)
     yield from _own_certificate(settings)
     yield from _engine_certificates(settings)
@@ -71,6 +72,13 @@ def _own_address(settings: Settings) -> Iterator[CrossFault]:
         for number, entry in enumerate(entries, 1):
             for endpoint in expand(entry):
                 yield from _looped(settings, (f"{name}s",), f"value {number}", endpoint)
+
+
+def _metrics_address(settings: Settings) -> Iterator[CrossFault]:
+    host = settings.metrics_host or settings.host
+    if settings.metrics_port == settings.port and share_an_address(settings.host, host):
+        text = f"{settings.port} is --port too, on the same address"
+        yield CrossFault(("metrics_port", "port", "metrics_host", "host"), text)
 
 
 def _not_allowed(settings: Settings) -> Iterator[CrossFault]:

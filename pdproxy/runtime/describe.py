@@ -1,4 +1,7 @@
-"""The effective settings as TOML: what `--check-config` prints, and can read again."""
+"""The effective settings as TOML: what `--check-config` prints, and can read again.
+
+Rule: secrets are masked, so a file made of it lacks them.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ def describe(settings: Settings) -> str:
         lines.append(_line(option, settings))
     lines += ["", *_instances("prefill", settings.prefill_endpoints)]
     lines += _instances("decode", settings.decode_endpoints)
-    lines += [f"# warning: {warning}" for warning in settings.warnings]
     return "\n".join(lines[1:]) + "\n"
 
 

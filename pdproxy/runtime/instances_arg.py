@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from itertools import product
 
 from pdproxy.core.instance import Endpoint
 
@@ -84,6 +86,24 @@ def is_own_address(endpoint: Endpoint, host: str, port: int) -> bool:
     if host.lower() in _LOCAL:
         return endpoint.host.lower() in _LOCAL
     return endpoint.key == Endpoint(host, port, endpoint.tls).key
+
+
+def share_an_address(host: str, other: str) -> bool:
+    """Tell whether two hosts to listen on are sure to meet; names are not resolved."""
+    if host.lower() == other.lower():
+        return True
+    return any(
+        ours.version == theirs.version
+        and (ours == theirs or ours.is_unspecified or theirs.is_unspecified)
+        for ours, theirs in product(_addresses(host), _addresses(other))
+    )
+
+
+def _addresses(host: str) -> tuple[IPv4Address | IPv6Address, ...]:
+    try:
+        return (ip_address("127.0.0.1" if host.lower() == "localhost" else host),)
+    except ValueError:
+        return ()
 
 
 def _parse(entry: str) -> Endpoint:

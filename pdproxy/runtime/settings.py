@@ -19,8 +19,9 @@ from pdproxy.core.policy import POLICIES
 from pdproxy.runtime import setting_types as types
 from pdproxy.runtime.access import Access
 from pdproxy.runtime.bounds import Bounds
+from pdproxy.runtime.cautions import cautions
 from pdproxy.runtime.cross_checks import Inconsistent, cross_faults
-from pdproxy.runtime.instances_arg import expand, is_loopback, pair, unique
+from pdproxy.runtime.instances_arg import expand, pair, unique
 from pdproxy.runtime.observing import Observing
 from pdproxy.runtime.options import Arity, Group, Option, Origin, options_of, setting
 from pdproxy.runtime.upkeep import Upkeep
@@ -253,20 +254,11 @@ class Settings(Access, Bounds, Observing, Upkeep):
         """What the operator should know but what does not stop the proxy; a line each."""
         prefill = unique(self._prefillers_as_typed())[1]
         decode = unique(self._decoders_as_typed())[1]
-        found = [
+        return (
             *(f"prefill instance {text}" for text in prefill),
             *(f"decode instance {text}" for text in decode),
-        ]
-        if self.admin_token is None and not is_loopback(self.host):
-            found.append(
-                f"listening on {self.host} without --admin-token: /instances/* and "
-                "/reset_prefix_cache answer callers on this machine only"
-            )
-        if self.engine_insecure:
-            found.append("--engine-insecure: certificates of https:// engines are not checked")
-        if self.demo and self.worker_count > 1:
-            found.append("--demo serves with one process, whatever --workers says")
-        return tuple(found)
+            *cautions(self),
+        )
 
     def _prefillers_as_typed(self) -> Iterator[Endpoint]:
         yield from pair(self.prefiller_hosts, self.prefiller_ports)

@@ -65,11 +65,55 @@ def test_a_duplicate_across_the_two_forms_is_found() -> None:
     assert settings.warnings == ("prefill instance A:1 is listed 2 times; it is registered once",)
 
 
-def test_one_engine_may_have_both_roles() -> None:
-    settings = Settings(prefillers=("A:1",), decoders=("A:1",))
+def test_one_engine_may_have_both_roles_with_a_warning_that_names_it() -> None:
+    settings = Settings(prefillers=("localhost:1", "A:1"), decoders=("127.0.0.1:1", "A:2"))
 
-    assert settings.prefill_endpoints == settings.decode_endpoints
-    assert settings.warnings == ()
+    assert names(settings.prefill_endpoints) == ["localhost:1", "A:1"]
+    (warning,) = settings.warnings
+    assert warning.startswith("localhost:1 is a prefiller and a decoder: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "last_good_s", "first_bad_s"),
+    [
+        pytest.param("kv_handle_ttl", 29.9, 30, id="handle"),
+        pytest.param("engine_keepalive_timeout", 4.9, 5, id="connection"),
+    ],
+)
+def test_a_time_that_engines_do_not_keep_warns(
+    name: str, last_good_s: float, first_bad_s: float
+) -> None:
+    assert Settings.model_validate({name: last_good_s}).warnings == ()
+    (warning,) = Settings.model_validate({name: first_bad_s}).warnings
+
+    assert warning.startswith(f"--{name.replace('_', '-')} is {first_bad_s} s, but engines ")
+
+
+@pytest.mark.parametrize(
+    ("host", "metrics_host", "is_fault"),
+    [
+        pytest.param("localhost", None, True, id="host not given"),
+        pytest.param("localhost", "127.0.0.1", True, id="two spellings"),
+        pytest.param("a.example", "A.example", True, id="one name"),
+        pytest.param("0.0.0.0", "10.0.0.1", True, id="all of IPv4"),
+        pytest.param("10.0.0.1", "0.0.0.0", True, id="one of all of IPv4"),
+        pytest.param("::", "::1", True, id="all of IPv6"),
+        pytest.param("::1", "0:0::1", True, id="two spellings of IPv6"),
+        pytest.param("0.0.0.0", "::", False, id="two families"),
+        pytest.param("127.0.0.1", "10.0.0.1", False, id="two addresses"),
+        pytest.param("a.example", "10.0.0.1", False, id="a name that nobody resolved"),
+    ],
+)
+def test_metrics_may_have_the_same_port_on_other_addresses_only(
+    host: str, metrics_host: str | None, is_fault: bool
+) -> None:
+    values = {"host": host, "metrics_host": metrics_host, "admin_token": "t", "metrics_port": 1999}
+
+    if not is_fault:
+        assert Settings.model_validate(values).metrics_port == 1999
+        return
+    with pytest.raises(ValidationError, match="metrics_port: 1999 is --port too"):
+        Settings.model_validate(values)
 
 
 @pytest.mark.case("C88")

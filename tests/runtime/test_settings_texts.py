@@ -49,14 +49,17 @@ def test_the_description_masks_secrets() -> None:
     assert "XYZ" not in text
 
 
-def test_the_description_lists_instances_and_warnings() -> None:
+def test_the_description_lists_instances() -> None:
     lines = describe(Settings(prefillers=("A:1-2", "A:1"))).splitlines()
 
-    assert lines[-3:] == [
-        "# 2 prefill instances: A:1, A:2",
-        "# 0 decode instances",
-        "# warning: prefill instance A:1 is listed 2 times; it is registered once",
-    ]
+    assert lines[-2:] == ["# 2 prefill instances: A:1, A:2", "# 0 decode instances"]
+
+
+@pytest.mark.case("C90")
+def test_a_file_made_of_the_description_lacks_the_secrets() -> None:
+    text = describe(load_settings(["--admin-token", "XYZ", "--api-key", "XYZ"], {}))
+
+    assert tomllib.loads(text).keys().isdisjoint({"admin_token", "api_keys"})
 
 
 def test_help_has_every_flag_under_its_heading() -> None:
