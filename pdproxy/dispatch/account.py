@@ -39,6 +39,7 @@ class Account:
         prefill_attempts, decode_attempts: attempts made, over all rounds.
         prompt_tokens, cached_tokens: as the prefiller counted.
         output_tokens: as the decoder counted; None if it never said.
+        cuts: decoders that did not end the answer, and why: `D:7100/kv_cache_exhausted`.
         finish_reasons: of the choices that finished.
         status: HTTP status the client got, 0 if none.
         why: what went wrong, in words for the operator.
@@ -60,6 +61,7 @@ class Account:
     prefill_attempts: int = 0
     decode_attempts: int = 0
     rounds: int = 1
+    cuts: list[str] = field(default_factory=list)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     output_tokens: int | None = None

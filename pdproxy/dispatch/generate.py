@@ -167,13 +167,13 @@ class Exchange:
         with self._attempts.lease(tools.fleet, Role.DECODE, cost, avoid) as lease:
             self._standing.leave()
             call.account.decode_attempts += 1
+            self._round.decoder = lease.instance
             try:
                 with self._attempts.following(Role.DECODE, tools.observer):
                     await delivery.answer(lease, handoff)
             except PDProxyError as error:
                 if isinstance(error, Recomputed):
                     handoff.is_pulled = True
-                    self._round.exhausted = lease.instance
                     tools.fleet.note_exhausted(lease.instance)
                     tools.observer.ran_out(lease.instance)
                 if self._downstream.is_committed:
@@ -219,8 +219,9 @@ class Exchange:
             role, verdict, is_other_free=is_other_free
         )
         logger.warning(
-            "request %s: %s attempt %d on %s failed, %s: %s",
+            "request %s: round %d, %s attempt %d on %s failed, %s: %s",
             self._call.account.request_id,
+            self._call.account.rounds,
             role,
             made,
             failed[-1].label,

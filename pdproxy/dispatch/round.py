@@ -33,7 +33,7 @@ class Round:
         avoid: decoders to leave out while there are others.
         is_stuck: the last rounds brought little, so its prefill waits for its turn.
         prompt_tokens, cached_tokens: as the prefiller of this round counted.
-        exhausted: the decoder that ran out of KV cache, None if none did.
+        decoder: the decoder that was asked last, None if none was.
         cut: the whole reply that it gave back.
         facts: what the answer has said, None if there was none.
         is_enough: asked as the answer comes: once it says so, the rest is not wanted.
@@ -44,7 +44,7 @@ class Round:
     is_stuck: bool = False
     prompt_tokens: int = 0
     cached_tokens: int | None = None
-    exhausted: Instance | None = None
+    decoder: Instance | None = None
     cut: CutReply | None = None
     facts: StreamFacts | ChunkFacts | None = None
     is_enough: Callable[[], bool] | None = None

@@ -13,7 +13,7 @@ import msgspec
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer
 from pdproxy.core.api import GenerateRequest
-from pdproxy.core.instance import Instance, Role
+from pdproxy.core.instance import Role
 from pdproxy.core.jsonfields import Raw, decode, encode
 from pdproxy.core.keeper import Keeper
 from pdproxy.core.planner import Complete, GiveUp, Resume, Way, note_echo, plan
@@ -23,6 +23,7 @@ from pdproxy.core.resume import asks_ids, with_ids
 from pdproxy.core.retry import Phase, delay_s
 from pdproxy.core.seam import RoundEnd, Seam, ending, head
 from pdproxy.core.stops import hidden_stops
+from pdproxy.dispatch.cuts import Cuts
 from pdproxy.dispatch.generate import Exchange
 from pdproxy.dispatch.legs import Call, Tools
 from pdproxy.dispatch.part import Part
@@ -32,14 +33,13 @@ from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.dispatch.rules import TokenIds
 from pdproxy.dispatch.tokenizer import Tokenizer
 from pdproxy.errors import (
+    NoInstance,
     PDProxyError,
     Recomputed,
     RecomputeUnsupported,
     UpstreamError,
 )
 
-# New tokens up to which a round counts as one without progress: what a KV block holds by default.
-LITTLE_PROGRESS = 16
 # One cut may need rounds for the end of the reasoning, for the content, and for other choices. The
 # factor bounds what a decoder that is lost under a large `n` can set off.
 ROUNDS_PER_CUT = 4
@@ -59,13 +59,9 @@ class Rounds:
         self._answer = Answer()
         self._reply: Reply | None = None
         self._headers: Headers = ()
-        self._exhausted: list[Instance] = []  # decoders that ran out of KV cache on this request
-        self._cut_by: PDProxyError | None = None  # why the last round did not end the answer
-        self._cuts = 0
+        self._cuts = Cuts(call.account)
         self._rounds = 1
-        self._idle = 0  # cut rounds in a row without progress
         self._has_told_usage = False
-        self._is_lost = False  # the last round was, and none has followed yet
 
     async def run(self) -> None:
         """Answer the request.
@@ -86,14 +82,14 @@ class Rounds:
     async def _first(self) -> bool:
         """Run the first round, again while nothing came of it; return whether all is said."""
         while True:
-            this = Round(self._new_keeper, self._exhausted, is_stuck=self._idle > 0)
+            this = Round(self._new_keeper, self._cuts.decoders, is_stuck=self._cuts.idle > 0)
             try:
                 await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
             except PDProxyError as error:
                 if not self._is_resumable(error, has_begun=self._downstream.is_committed):
                     raise
                 self._note_first(this)
-                self._note_cut(error, made=_total(self._answer))
+                self._note_cut(error, this, made=_total(self._answer))
                 if self._downstream.is_committed or this.cut is not None:
                     self._begin_reply(this.cut)
                     return False
@@ -150,7 +146,7 @@ class Rounds:
         seam = Seam(self._request, self._answer, index, resume)
         before = choice.tokens
         part = Part(self._downstream, seam, self._deliver, self._call.account.pulse)
-        this = Round(avoid=self._exhausted, is_stuck=self._idle > 0)
+        this = Round(avoid=self._cuts.decoders, is_stuck=self._cuts.idle > 0)
         this.is_enough = lambda: seam.end.is_stopped
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
@@ -158,10 +154,11 @@ class Rounds:
             if not self._is_resumable(error, has_begun=part.is_committed):
                 self._tell_end("failed")
                 error.is_told = error.is_told and self._reply is None
+                if isinstance(error, NoInstance):
+                    raise self._cuts.cause(error) from error
                 raise
-            self._note_exhausted(this)
             self._tell_failover("recovered")
-            self._note_cut(error, made=choice.tokens - before)
+            self._note_cut(error, this, made=choice.tokens - before)
             if isinstance(error, Recomputed):
                 self._answer.give_back([index])
         else:
@@ -182,20 +179,11 @@ class Rounds:
             return True
         return has_begun and isinstance(error, UpstreamError) and self._tools.rules.continue_lost
 
-    def _note_exhausted(self, this: Round) -> None:
-        """Keep in mind who could not go on."""
-        if this.exhausted is None:
-            return
-        self._tools.abilities.note_recompute(self._request.model)
-        if this.exhausted not in self._exhausted:
-            self._exhausted.append(this.exhausted)
-
-    def _note_cut(self, error: PDProxyError, made: int) -> None:
-        """Keep in mind why a round did not end the answer, and what it brought."""
-        self._cut_by = error
-        self._is_lost = isinstance(error, UpstreamError)
-        self._cuts += 1
-        self._idle = 0 if made > LITTLE_PROGRESS else self._idle + 1
+    def _note_cut(self, error: PDProxyError, this: Round, made: int) -> None:
+        """Keep in mind why a round did not end the answer."""
+        if isinstance(error, Recomputed):
+            self._tools.abilities.note_recompute(self._request.model)
+        self._cuts.note(error, this.decoder, made=made, kept=_total(self._answer))
 
     async def _before_round(self) -> None:
         """Count the round to come; wait if the last ones brought nothing.
@@ -204,17 +192,17 @@ class Rounds:
             PDProxyError: the limit of rounds is reached.
         """
         tools, account = self._tools, self._call.account
-        error, self._cut_by = self._cut_by, None
-        limit = tools.rules.max_rounds
-        is_cut_out = error is not None and self._cuts >= limit
+        cuts, limit = self._cuts, tools.rules.max_rounds
+        is_cut, cuts.is_pending = cuts.is_pending, False
+        is_cut_out = is_cut and cuts.count >= limit
         if is_cut_out or self._rounds >= limit * ROUNDS_PER_CUT:
             self._tell_end("limit")
-            text = f"the answer was cut {self._cuts} times; the limit of rounds is reached"
-            raise RecomputeUnsupported(text) from error
+            text = f"the answer was cut {cuts.count} times; the limit of rounds is reached"
+            raise RecomputeUnsupported(text) from cuts.last
         account.rounds += 1
         self._rounds += 1
-        if error is not None and self._idle:
-            await asyncio.sleep(delay_s(self._idle, tools.rules.retry_delay_s, tools.rng))
+        if is_cut and cuts.idle:
+            await asyncio.sleep(delay_s(cuts.idle, tools.rules.retry_delay_s, tools.rng))
 
     def _tell_end(self, result: str) -> None:
         """Tell the observer how a further round ended: "resumed", "failed" or "limit"."""
@@ -222,8 +210,8 @@ class Rounds:
         self._tell_failover("recovered" if result == "resumed" else "failed")
 
     def _tell_failover(self, result: str) -> None:
-        if self._is_lost:
-            self._is_lost = False
+        if self._cuts.is_lost:
+            self._cuts.is_lost = False
             self._tools.observer.failed_over(Role.DECODE, Phase.MID_STREAM, result)
 
     def _note_first(self, this: Round) -> None:
@@ -234,7 +222,6 @@ class Rounds:
             self._answer.prompt_tokens = facts.usage.prompt_tokens
         self._answer.cached_tokens = this.cached_tokens
         self._has_told_usage = isinstance(facts, StreamFacts) and facts.has_told_usage
-        self._note_exhausted(this)
 
     def _begin_reply(self, cut: CutReply | None) -> None:
         """Take up a whole reply that was cut; the client was sent nothing of it."""

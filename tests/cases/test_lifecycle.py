@@ -15,7 +15,7 @@ from tests.fakes import behaviours, client, toy
 from tests.fakes.client import Reply, assert_whole_stream
 from tests.fakes.engine import FakeEngine
 from tests.fakes.ports import free_port
-from tests.fakes.proxy import HasPort, proxy_here, running_proxy
+from tests.fakes.proxy import HasPort, metric, proxy_here, running_proxy
 from tests.fakes.waiting import until, until_answer
 
 WATCHFUL = (
@@ -129,9 +129,11 @@ async def test_after_the_deadline_a_stream_without_another_decoder_ends_with_an_
         running = await start_stream(stage, max_tokens=100)
         await change(stage.proxy, "drain", "decode", stage.d1.address, deadline_s=0.2)
         reply = await running
+        ended = await metric(stage.proxy, "pdproxy_requests_total", outcome="engine_error")
         await stage.assert_quiescent()
 
-    assert reply.chunks_of_json[-1]["error"]["message"]
+    assert reply.chunks_of_json[-1]["error"]["code"] == "upstream_drained"
+    assert ended == 1
 
 
 async def test_undrain_lifts_the_deadline() -> None:

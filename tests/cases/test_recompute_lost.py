@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from pdproxy.sim.config import SimConfig
-from tests.cases.cuts import decodes, ends
+from tests.cases.cuts import decodes, ends, in_order
 from tests.cases.scene import CHAT, COMPLETIONS, chat, completion, scene
 from tests.cases.sims import sims, told
 from tests.fakes import behaviours, toy
 from tests.fakes.answer import Answer, EngineRequest
 from tests.fakes.behaviours import Behaviour
 from tests.fakes.client import assert_ends_in_error, assert_whole_stream
+from tests.fakes.engine import FakeEngine
+
+
+def generate_calls(engine: FakeEngine) -> list[EngineRequest]:
+    return in_order([engine])
+
 
 ASKING = [{"role": "user", "content": "word 0"}]
 
@@ -114,3 +122,41 @@ async def test_headers_and_a_comment_are_no_begun_answer():
 
     assert_whole_stream(reply)
     assert reply.text == toy.answer(body, 4)
+
+
+@pytest.mark.case("C71")
+async def test_lost_decoder_does_not_get_the_answer_back_though_it_has_the_least_load():
+    body, long = chat(stream=True, max_tokens=9), chat(stream=True, max_tokens=200)
+    breaking = behaviours.one_after_another(breaks_after(2), behaviours.decode)
+
+    async with scene([None], [behaviours.decode, behaviours.decode]) as stage:
+        for engine in stage.decoders:
+            engine.token_delay_s = 0.02
+        async with stage.streaming(long):
+            first, second = stage.decoders
+            idle = second if generate_calls(first) else first
+            idle.behaviour = breaking
+            reply = await stage.post(CHAT, body)
+        await stage.assert_quiescent()
+
+    assert_whole_stream(reply)
+    assert len(generate_calls(idle)) == 1
+
+
+@pytest.mark.case("C71")
+async def test_log_tells_which_decoder_was_lost_and_which_gave_the_answer_back(caplog):
+    caplog.set_level(logging.INFO, "pdproxy")
+    body = chat(stream=True, max_tokens=30)
+    d = behaviours.one_after_another(breaks_after(3), behaviours.recompute(5), behaviours.decode)
+
+    async with scene([None], [d, d, d]) as stage:
+        await stage.post(CHAT, body)
+        await stage.assert_quiescent()
+        first, second, _ = (call.engine.address for call in decodes(stage))
+
+    lost, given = (record for record in caplog.records if record.name == "pdproxy.dispatch.cuts")
+    assert (lost.levelname, given.levelname) == ("WARNING", "INFO")
+    assert f"round 1, decoder {first} did not end the answer, 3 tokens are kept" in lost.message
+    assert f"round 2, decoder {second} did not end the answer, 8 tokens are kept" in given.message
+    access = next(record for record in caplog.records if record.name == "pdproxy.access")
+    assert f"rounds=3 cut_by={first}/lost,{second}/kv_cache_exhausted " in access.getMessage()

@@ -198,6 +198,7 @@ FAILED = {"outcome": Outcome.ENGINE_ERROR, "status": 502, "why": "it is gone"}
         pytest.param({}, id="streamed"),
         pytest.param({"is_stream": False}, id="whole"),
         pytest.param({"rounds": 3, "prefill_attempts": 2, "decode_attempts": 4}, id="rounds"),
+        pytest.param({"rounds": 3, "cuts": ["D:1/lost", "[::1]:2/drained"]}, id="cuts"),
         pytest.param({**FAILED, "finish_reasons": [], "output_tokens": None}, id="failed"),
         pytest.param({"finish_reasons": ["stop"], "output_tokens": 0, "model": ""}, id="empty"),
         pytest.param({"timeline": Timeline(0.0), "prefiller": ""}, id="early"),
