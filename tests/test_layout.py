@@ -43,7 +43,6 @@ TESTED_ELSEWHERE = {
     "runtime/cross_checks": "tests/runtime/test_settings.py",
     "runtime/demo": "tests/test_cli.py",
     "runtime/describe": "tests/runtime/test_settings_texts.py",
-    "runtime/fleet_metrics": "tests/runtime/test_metrics.py",
     "runtime/request_series": "tests/runtime/test_metrics.py",
     "runtime/help_text": "tests/runtime/test_settings_texts.py",
     "runtime/instruments": "tests/runtime/test_metrics.py",

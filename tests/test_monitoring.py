@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 import pytest
 
+from pdproxy.core.record import EngineReport
 from tests.documents import ROOT
 from tests.runtime.test_metrics import Rig
 
@@ -45,7 +46,8 @@ def page() -> str:
     """A page on which every metric has a series."""
     rig = Rig()
     rig.everything()
-    rig.fleet.set_capacity(rig.d1, 200)
+    said = EngineReport(capacity_tokens=200, kv_usage=0.5, running=3, waiting=1)
+    rig.fleet.judge.engine_reported(rig.d1, said)
     rig.request(is_stream=True, gaps_s=(1.0, 1.0))
     return rig.metrics.exposition()[0].decode()
 
@@ -101,6 +103,33 @@ def test_every_expression_of_the_dashboard_can_be_read(tmp_path: Path) -> None:
     path.write_bytes(orjson.dumps({"groups": [{"name": "panels", "rules": rules}]}))
 
     assert f"{len(rules)} rules found" in promtool("check", "rules", str(path))
+
+
+@pytest.mark.needs("promtool")
+def test_panel_of_the_kv_cache_shows_what_engines_say_else_the_forecast(tmp_path: Path) -> None:
+    (expression,) = (each for each in shown_expressions() if "kv_usage_ratio" in each)
+
+    def series(name: str, engine: str) -> str:
+        return f'{name}{{job="pdproxy", exported_instance="{engine}"}}'
+
+    engine, forecast = "pdproxy_instance_engine_kv_usage_ratio", "pdproxy_instance_kv_usage_ratio"
+    given = {series(engine, "d:1"): 0.5, series(forecast, "d:1"): 1.2, series(forecast, "d:2"): 0.7}
+    shown = [(series(engine, "d:1"), 0.5), (series(forecast, "d:2"), 0.7)]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": f"{value}x5"} for name, value in given.items()],
+        "promql_expr_test": [
+            {
+                "expr": expression,
+                "eval_time": "3m",
+                "exp_samples": [{"labels": name, "value": value} for name, value in shown],
+            }
+        ],
+    }
+    path = tmp_path / "panel_test.yml"  # JSON is YAML
+    path.write_bytes(orjson.dumps({"rule_files": [], "tests": [test]}))
+
+    promtool("test", "rules", str(path))
 
 
 def test_every_metric_and_label_that_is_asked_for_exists(page: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 
-from pdproxy.core.record import EngineReport
+from pdproxy.core.record import NO_REPORT, EngineReport
 
 # A cache of which less is held, by our count, tells nothing of what is shared.
 TELLING_SHARE = 0.25
@@ -43,7 +43,7 @@ def read_report(page: bytes) -> EngineReport | None:
         running=_count(values.get(b"num_requests_running")),
         waiting=_count(values.get(b"num_requests_waiting")),
     )
-    return None if report == EngineReport() else report
+    return None if report == NO_REPORT else report
 
 
 def kv_weight(report: EngineReport, held_tokens: int, before: float) -> float:

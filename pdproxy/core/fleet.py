@@ -17,7 +17,7 @@ from pdproxy.core.load import Board, Cost, Load
 from pdproxy.core.member import Member
 from pdproxy.core.members import Members
 from pdproxy.core.policy import Candidate, Policy, reason_of
-from pdproxy.core.record import EngineReport, InstanceRecord
+from pdproxy.core.record import NO_REPORT, EngineReport, InstanceRecord
 from pdproxy.errors import NoInstance
 
 __all__ = ["Fleet", "Lease"]
@@ -213,6 +213,11 @@ class Fleet:
         """Return how many tokens its KV cache holds, None if unknown."""
         member = self.members.get(instance)
         return member.capacity_tokens if member is not None else None
+
+    def engine_report(self, instance: Instance) -> EngineReport:
+        """Return what the engine says of itself now, as far as it says anything."""
+        member = self.members.get(instance)
+        return member.engine or NO_REPORT if member is not None else NO_REPORT
 
     def set_capacity(self, instance: Instance, tokens: int | None) -> None:
         """Note how many tokens its KV cache holds, as its engine reports; None: unknown."""

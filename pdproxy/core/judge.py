@@ -62,6 +62,8 @@ class Judge:
             return False
         if not member.health.fail(self._clock(), certain=certain, why=why):
             return False
+        if member.health.is_dead:
+            self.engine_silent(instance)
         self._members.move(member, State.EJECTED)
         return True
 
@@ -80,6 +82,8 @@ class Judge:
             return False
         was_dead = member.health.is_dead
         is_dead = member.health.probe_failed(self._clock(), certain=certain, why=why)
+        if is_dead:
+            self.engine_silent(instance)
         if is_dead and member.state is State.ACTIVE:
             member.health.eject_dead(self._clock())
             self._members.move(member, State.EJECTED)
@@ -123,6 +127,12 @@ class Judge:
             member.engine = report
             member.kv_weight = kv_weight(report, held_tokens, member.kv_weight)
             member.settle_capacity()
+
+    def engine_silent(self, instance: Instance) -> None:
+        """Forget what an engine said of its work; how much its KV cache holds stays."""
+        member = self._members.get(instance)
+        if member is not None and member.engine is not None:
+            member.engine = EngineReport(capacity_tokens=member.engine.capacity_tokens)
 
     def forget_old_lessons(self) -> None:
         """Take back what was learned from decoders that have long not run out again."""

@@ -36,6 +36,9 @@ class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int | None = None
 
 
+NO_REPORT = EngineReport()
+
+
 class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One instance at one moment.
 

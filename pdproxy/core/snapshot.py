@@ -13,6 +13,7 @@ import msgspec
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
 from pdproxy.core.member import Member
 from pdproxy.core.members import Members
+from pdproxy.core.record import EngineReport
 
 
 class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
         source: who asked for it.
         since_s: since when it is in that state, on the machine's monotonic clock.
         capacity_tokens: tokens its KV cache holds, if known.
+        engine: what the engine says of itself; None if it has said nothing.
         is_cut: its time for draining is over.
         is_dead: it is known to serve nobody.
         ramp_s: when its slow start began, None if it is over.
@@ -42,6 +44,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     since_s: float
     capacity_tokens: int | None
+    engine: EngineReport | None
     is_cut: bool
     is_dead: bool
     ramp_s: float | None
@@ -104,6 +107,7 @@ class Replica:
             member = self._members.adopt(instance, state.source, state.state, state.since_s)
         self._members.assume(member, state.state, state.since_s)
         member.capacity_tokens = state.capacity_tokens
+        member.engine = state.engine
         member.health.is_dead = state.is_dead
         if state.is_cut:
             self._members.cut(member)
@@ -124,6 +128,7 @@ def _state_of(member: Member) -> InstanceState:
         source=member.source,
         since_s=member.since_s,
         capacity_tokens=member.capacity_tokens,
+        engine=member.engine,
         is_cut=member.is_cut,
         is_dead=member.health.is_dead,
         ramp_s=member.ramp.start_s if member.ramp is not None else None,

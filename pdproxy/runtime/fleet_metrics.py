@@ -35,6 +35,7 @@ class FleetCollector(Collector):
             *self._states(instances),
             *self._loads(instances),
             *self._capacities(instances),
+            *self._engines(instances),
         )
 
     def collect(  # type: ignore[explicit-override] # typing.override is new in 3.12
@@ -64,7 +65,10 @@ class FleetCollector(Collector):
         requests = _gauge("requests_in_flight", "Legs in flight.")
         text = "Prompt tokens to compute, on a prefiller; KV tokens held, on a decoder."
         load = _gauge("load_tokens", text)
-        pinned = _gauge("kv_tokens", "Tokens whose KV cache is held.")
+        text = (
+            "KV tokens by the proxy's own count: prompts, and on a decoder their expected output."
+        )
+        pinned = _gauge("kv_tokens", text)
         for instance in instances:
             key, held = _key(instance), self._fleet.load(instance)
             requests.add_metric(key, held.requests)
@@ -75,7 +79,8 @@ class FleetCollector(Collector):
 
     def _capacities(self, instances: list[Instance]) -> Iterator[Metric]:
         capacity = _gauge("kv_capacity_tokens", "Tokens that its KV cache holds, where known.")
-        usage = _gauge("kv_usage_ratio", "KV tokens held of those it can hold, where known.")
+        text = "Forecast: KV tokens by the proxy's own count of those it can hold; may be above 1."
+        usage = _gauge("kv_usage_ratio", text)
         for instance in instances:
             tokens = self._fleet.capacity_tokens(instance)
             if tokens:
@@ -84,9 +89,26 @@ class FleetCollector(Collector):
                 usage.add_metric(_key(instance), held / tokens)
         yield from (capacity, usage)
 
+    def _engines(self, instances: list[Instance]) -> Iterator[Metric]:
+        usage = _gauge("engine_kv_usage_ratio", "Part of the KV cache in use, as its engine says.")
+        running = _gauge("engine_requests_running", "Requests it works on, as its engine says.")
+        waiting = _gauge("engine_requests_waiting", "Requests in its queue, as its engine says.")
+        for instance in instances:
+            key, report = _key(instance), self._fleet.engine_report(instance)
+            _add(usage, key, report.kv_usage)
+            _add(running, key, report.running)
+            _add(waiting, key, report.waiting)
+        yield from (usage, running, waiting)
+
 
 def _gauge(name: str, text: str, *more: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"pdproxy_instance_{name}", text, labels=[*LABELS, *more])
+
+
+def _add(gauge: GaugeMetricFamily, key: list[str], value: float | None) -> None:
+    """Add a sample; what is not known has none."""
+    if value is not None:
+        gauge.add_metric(key, value)
 
 
 def _key(instance: Instance) -> list[str]:

@@ -106,21 +106,36 @@ class Watch:
             await asyncio.sleep(self._rules.probe_interval_s * spread)
             spread = self._rng.uniform(1 - JITTER, 1 + JITTER)
             try:
-                found = await self.probe(instance)
-                if found.is_serving and self._is_scrape_due(scraped_s):
-                    scraped_s = self._now_s()
-                    await self._scrape(instance)
+                scraped_s = await self._look(instance, scraped_s)
             except Exception:
                 # A watch that dies would leave an ejected instance out for ever.
                 logger.exception("a probe of %s failed by a bug; the next one goes on", instance)
 
+    async def _look(self, instance: Instance, scraped_s: float) -> float:
+        """Probe it, and read its metrics when that is due; return when they were read last.
+
+        What one that does not answer said last is soon old, so it is read with the next answer.
+        """
+        found = await self.probe(instance)
+        is_due = self._is_scrape_due(scraped_s)
+        if not found.is_serving:
+            if is_due:
+                self._fleet.judge.engine_silent(instance)
+            return -math.inf
+        if is_due:
+            scraped_s = self._now_s()
+            await self._scrape(instance)
+        return scraped_s
+
     async def _scrape(self, instance: Instance) -> None:
-        """Learn what the engine says of itself; what it said before stays if it says nothing."""
+        """Learn what the engine says of itself; if nothing, only its capacity is kept."""
         page = await self._prober.metrics(instance.endpoint)
         # Not on the loop: a long page takes milliseconds.
         if report := await asyncio.to_thread(read_report, page):
             held_tokens = self._fleet.load(instance).kv_tokens
             self._fleet.judge.engine_reported(instance, report, held_tokens)
+        else:
+            self._fleet.judge.engine_silent(instance)
 
     def _is_scrape_due(self, scraped_s: float) -> bool:
         interval_s = self._rules.scrape_interval_s

@@ -489,6 +489,33 @@ def test_reported_capacity_is_counted_as_the_load_is_where_requests_share(fleet)
     assert fleet.capacity_tokens(one) == pytest.approx(4000, rel=0.01)
 
 
+@pytest.mark.parametrize("how", ["request", "probe"])
+def test_what_an_engine_said_of_its_work_is_not_told_of_a_dead_one(fleet, how):
+    one = add(fleet, "h:1")
+    report = EngineReport(capacity_tokens=1000, kv_usage=0.25, running=2, waiting=0)
+    fleet.judge.engine_reported(one, report)
+    assert fleet.engine_report(one) == report
+
+    if how == "request":
+        fleet.report_failure(one, certain=True)
+    else:
+        fleet.judge.probe_failed(one, certain=True, why="refused")
+
+    assert fleet.engine_report(one) == EngineReport(capacity_tokens=1000)
+    assert fleet.capacity_tokens(one) == 1000
+
+
+def test_nothing_is_told_of_an_engine_that_says_nothing_or_is_gone(fleet):
+    one = add(fleet, "h:1")
+    fleet.judge.engine_silent(one)
+    assert fleet.engine_report(one) == EngineReport()
+    fleet.judge.engine_reported(one, EngineReport(running=2))
+    fleet.set_state(one, State.GONE)
+
+    fleet.judge.engine_silent(one)
+    assert fleet.engine_report(one) == EngineReport()
+
+
 def test_roles_are_apart(fleet):
     add(fleet, "h:1", P)
 

@@ -12,6 +12,7 @@ from pdproxy.core.health import HealthRules
 from pdproxy.core.instance import Endpoint, Role, Source, State
 from pdproxy.core.load import Cost
 from pdproxy.core.policy import POLICIES
+from pdproxy.core.record import EngineReport
 from pdproxy.core.snapshot import Replica, Snapshot, take
 from pdproxy.errors import NoInstance
 from pdproxy.runtime.board import BoardMemory, SharedLoadBoard
@@ -79,6 +80,19 @@ def test_states_are_followed(pair):
     pair.publish()
     assert len(pair.follower.available(D)) == 2
     assert not pair.replica.is_blemished(pair.follower.instances(D)[0])
+
+
+def test_what_engines_say_is_followed(pair):
+    one = pair.add("a")
+    report = EngineReport(capacity_tokens=1000, kv_usage=0.5, running=3, waiting=1)
+    pair.owner.judge.engine_reported(one, report)
+    pair.publish()
+    (followed,) = pair.follower.instances(D)
+    assert pair.follower.engine_report(followed) == report
+    pair.owner.judge.engine_silent(one)
+    pair.publish()
+
+    assert pair.follower.engine_report(followed) == EngineReport(capacity_tokens=1000)
 
 
 def test_older_snapshot_changes_nothing(pair):

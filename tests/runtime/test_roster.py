@@ -13,7 +13,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.load import Cost, LoadBoard
 from pdproxy.core.policy import POLICIES
-from pdproxy.core.record import Change
+from pdproxy.core.record import Change, EngineReport
 from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.watch import RosterRules
 from pdproxy.upstream.prober import ProbeResult
@@ -21,6 +21,11 @@ from tests.fakes.waiting import until
 
 H1, H2 = Endpoint("h", 1), Endpoint("h", 2)
 QUICK = RosterRules(probe_interval_s=0.01, add_interval_s=0.01, add_attempts=3)
+BUSY = (
+    b'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+    b"vllm:kv_cache_usage_perc 0.5\nvllm:num_requests_running 7\nvllm:num_requests_waiting 2\n"
+)
+BUSY_REPORT = EngineReport(capacity_tokens=1600, kv_usage=0.5, running=7, waiting=2)
 SLOW = RosterRules(probe_interval_s=60, add_interval_s=60, add_attempts=3)
 
 
@@ -189,6 +194,39 @@ async def test_what_an_engine_says_of_its_cache_is_known_unless_less_was_learned
         made.fleet.judge.forget_old_lessons()
         assert made.fleet.capacity_tokens(made.instance(H1)) == 1600
         assert made.fleet.capacity_tokens(made.instance(H2)) is None
+
+
+@pytest.mark.parametrize("how", ["refusing", "silent", "without-page"])
+async def test_what_an_engine_said_is_not_told_once_it_says_nothing_but_its_capacity_stays(how):
+    rules = RosterRules(0.01, 0.01, 3, scrape_interval_s=0.02)
+    async with rig(rules, H1, up=[H1]) as made:
+        member = made.fleet.members.find(Role.DECODE, H1)
+        made.prober.pages[H1] = BUSY
+        await until(lambda: member.engine == BUSY_REPORT)
+        if how == "without-page":
+            made.prober.pages.clear()
+        else:
+            made.prober.up.clear()
+            made.prober.refusing |= {H1} if how == "refusing" else set()
+        await until(lambda: member.engine == EngineReport(capacity_tokens=1600))
+        assert member.capacity_tokens == 1600
+
+        made.prober.up.add(H1)
+        made.prober.pages[H1] = BUSY
+        await until(lambda: member.engine == BUSY_REPORT)
+
+
+async def test_engine_that_comes_back_is_asked_at_once():
+    rules = RosterRules(0.01, 0.01, 3, scrape_interval_s=60)
+    async with rig(rules, H1, up=[H1]) as made:
+        member = made.fleet.members.find(Role.DECODE, H1)
+        made.prober.pages[H1] = BUSY
+        made.prober.refusing.add(H1)
+        made.prober.up.clear()
+        await until(lambda: member.health.is_dead)
+        made.prober.up.add(H1)
+
+        await until(lambda: member.engine == BUSY_REPORT)
 
 
 # --- those added by a call
