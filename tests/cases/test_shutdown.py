@@ -14,6 +14,7 @@ from tests.cases.scene import CHAT, chat
 from tests.fakes import behaviours, client
 from tests.fakes.client import DONE, RawClient, Reply
 from tests.fakes.engine import FakeEngine
+from tests.fakes.ports import free_port
 from tests.fakes.proxy import ProxyProcess, metric, running_proxy
 from tests.fakes.waiting import until, until_answer
 
@@ -208,3 +209,22 @@ async def test_readiness_ends_before_the_listener_does() -> None:
     for each in (ready, health, late, late_stream, refused, unknown):
         assert each.headers["connection"] == "close"
     assert "connection" not in reply.headers
+
+
+@pytest.mark.case("C82")
+async def test_without_a_delay_nothing_but_the_port_for_metrics_is_answered_any_more() -> None:
+    port = free_port()
+    args = ("--shutdown-grace", "60", "--metrics-port", str(port))
+    async with streaming(*args, exit_code=1) as (proxy, _, peer, reply):
+        proxy.process.send_signal(signal.SIGTERM)
+        await proxy.wait_for_log("may end within")
+        with pytest.raises(ConnectionRefusedError):
+            await client.get(proxy.port, "/ready")
+        health = await client.get(port, "/health")
+        page = await client.get(port, "/metrics")
+        proxy.process.send_signal(signal.SIGTERM)
+        await peer.read_rest(reply, EXIT_S)
+        await ended(proxy, EXIT_S)
+
+    assert health.status == 200
+    assert b"\npdproxy_requests_in_flight{" in page.body
