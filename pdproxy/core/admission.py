@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
@@ -49,6 +49,7 @@ class Limits:
 class Blocker(StrEnum):
     """What a request waits for."""
 
+    TURN = "turn"  # as many requests are worked on as may
     PREFILLERS = "prefillers"  # all have as many legs as they may
     DECODERS = "decoders"
     KV = "kv"  # no decoder has room
@@ -78,6 +79,30 @@ class Pending:
     kv_tokens: int = 0
 
 
+@dataclass(slots=True)
+class Place:
+    """What one prompt was let in with; counted until it is charged to the instances."""
+
+    pending: Pending
+    need: Need
+    _is_prefilled: bool = field(default=False, init=False)
+    _is_decoded: bool = field(default=False, init=False)
+
+    def prefill_leased(self) -> None:
+        """The prefiller is charged; nothing happens the second time."""
+        if self.need.prefill and not self._is_prefilled:
+            self.pending.prefills -= 1
+        self._is_prefilled = True
+
+    def decode_leased(self) -> None:
+        """The decoder is charged, or never will be."""
+        self.prefill_leased()
+        if not self._is_decoded:
+            self._is_decoded = True
+            self.pending.decodes -= 1
+            self.pending.kv_tokens -= self.need.kv_tokens
+
+
 def blocker(
     limits: Limits,
     prefillers: Sequence[Candidate],
@@ -98,6 +123,36 @@ def blocker(
     if limits.waits_for_kv and not _has_room(decoders, before.kv_tokens, need.kv_tokens):
         return Blocker.KV
     return None
+
+
+def queue_full(limits: Limits, held_by: Blocker | None) -> str:
+    """Return what a client is told that may not even wait."""
+    return f"the queue is full (--max-queue {limits.max_queue}): {_reason(limits, held_by)}"
+
+
+def waited_too_long(limits: Limits, held_by: Blocker | None) -> str:
+    """Return what a client is told that has waited for the longest time."""
+    waited = f"--queue-timeout {limits.queue_s:g}"
+    return f"the request's turn did not come in time ({waited}): {_reason(limits, held_by)}"
+
+
+def _reason(limits: Limits, held_by: Blocker | None) -> str:
+    """Name the limit that a request waits for by its flag, as who set it can change it."""
+    match held_by:
+        case Blocker.TURN:
+            return (
+                f"no more requests are worked on at once (--max-in-flight {limits.max_in_flight})"
+            )
+        case Blocker.PREFILLERS:
+            return (
+                f"no prefiller takes more at once (--max-per-prefiller {limits.max_per_prefiller})"
+            )
+        case Blocker.DECODERS:
+            return f"no decoder takes more at once (--max-per-decoder {limits.max_per_decoder})"
+        case Blocker.KV:
+            return "no decoder has room for its KV cache (--kv-queue on)"
+        case None:
+            return "those that came before go first"
 
 
 def full(candidates: Sequence[Candidate], most: int, kv_tokens: int) -> Collection[Instance]:

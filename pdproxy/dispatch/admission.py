@@ -9,11 +9,23 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
 
-from pdproxy.core.admission import Blocker, Limits, Line, Need, Pending, blocker, full, rank
+from pdproxy.core.admission import (
+    Blocker,
+    Limits,
+    Line,
+    Need,
+    Pending,
+    Place,
+    blocker,
+    full,
+    queue_full,
+    rank,
+    waited_too_long,
+)
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.timeline import Stage, Timeline
@@ -68,30 +80,6 @@ class Visit:
         self.admission.leave()
 
 
-@dataclass(slots=True)
-class Place:
-    """What one prompt was let in with; counted until it is charged to the instances."""
-
-    pending: Pending
-    need: Need
-    _is_prefilled: bool = field(default=False, init=False)
-    _is_decoded: bool = field(default=False, init=False)
-
-    def prefill_leased(self) -> None:
-        """The prefiller is charged; nothing happens the second time."""
-        if self.need.prefill and not self._is_prefilled:
-            self.pending.prefills -= 1
-        self._is_prefilled = True
-
-    def decode_leased(self) -> None:
-        """The decoder is charged, or never will be."""
-        self.prefill_leased()
-        if not self._is_decoded:
-            self._is_decoded = True
-            self.pending.decodes -= 1
-            self.pending.kv_tokens -= self.need.kv_tokens
-
-
 class Admission:
     """One process's door, with its queue."""
 
@@ -138,7 +126,7 @@ class Admission:
             waiter = _Waiter(None, asyncio.get_running_loop().create_future())
             await self._wait(self._requests, waiter, visit)
             if not waiter.is_let_in:
-                raise QueueTimeout(f"no other request ended within {self._limits.queue_s:g} s")
+                raise QueueTimeout(waited_too_long(self._limits, Blocker.TURN))
             return
         self._in_flight.add(1)
 
@@ -168,8 +156,7 @@ class Admission:
         if not waiter.is_let_in:
             stands = self._blocker(need)
             if stands is not None and stands is not Blocker.KV and not has_begun:
-                text = f"no {stands.value[:-1]} was free within {self._limits.queue_s:g} s"
-                raise QueueTimeout(text)
+                raise QueueTimeout(waited_too_long(self._limits, stands))
             return self._take(need)
         return Place(self._pending, need)
 
@@ -223,6 +210,14 @@ class Admission:
         decoders = self._fleet.candidates(Role.DECODE)
         return blocker(self._limits, prefillers, decoders, self._pending, need)
 
+    def _held_by(self, need: Need | None) -> Blocker | None:
+        """Return what a request waits for; if only for others, what the first of them waits for."""
+        if need is None:
+            return Blocker.TURN
+        first = self._places.first()
+        others = first.need if first is not None else None
+        return self._blocker(need) or (self._blocker(others) if others is not None else None)
+
     def _take(self, need: Need) -> Place:
         self._pending.prefills += need.prefill
         self._pending.decodes += 1
@@ -240,8 +235,8 @@ class Admission:
     ) -> None:
         """Wait in a line until let in, or for the longest time; takes nothing along on a cancel."""
         limits, began_s = self._limits, self._clock()
-        if (queued := self._queued.count()) >= limits.max_queue and not has_begun:
-            raise QueueFull(f"{queued} requests are waiting, which is the limit")
+        if self._queued.count() >= limits.max_queue and not has_begun:
+            raise QueueFull(queue_full(limits, self._held_by(waiter.need)))
         # What has begun holds KV cache, or has shown a client half an answer.
         rank_ = -math.inf if has_begun else rank(visit.priority, began_s, limits.queue_s)
         number = line.push(rank_, waiter)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from pdproxy.core.admission import Need
+from pdproxy.core.admission import Need, Place
 from pdproxy.core.api import GenerateRequest
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.load import Cost
-from pdproxy.dispatch.admission import Place
 from pdproxy.dispatch.legs import Call, Handoff, Tools, decode_cost, prefill_cost
 
 

@@ -117,6 +117,46 @@ async def test_who_waits_too_long_is_refused():
 
 
 @pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        pytest.param({"max_in_flight": 1}, "(--max-in-flight 1)", id="turn"),
+        pytest.param({"max_per_prefiller": 1}, "(--max-per-prefiller 1)", id="prefiller"),
+        pytest.param({"max_per_decoder": 1}, "(--max-per-decoder 1)", id="decoder"),
+    ],
+)
+async def test_a_refusal_names_the_limits_by_their_flags(limits, named):
+    p, d = Held(behaviours.prefill), Held(behaviours.decode)
+    async with stage(p=[p], d=[d], admission=Limits(**limits, max_queue=1, queue_s=0.2)) as play:
+        running = ask(play)
+        await until(lambda: p.now == 1)
+        waiting = ask(play)
+        await until(lambda: play.tools.admission.waiting == 1)
+        refused, too_long = await results(ask(play), waiting)
+        p.gate.set()
+        d.gate.set()
+        await ends(play, running)
+
+    assert isinstance(refused, QueueFull)
+    assert refused.message.startswith("the queue is full (--max-queue 1): no ")
+    assert refused.message.endswith(named)
+    assert isinstance(too_long, QueueTimeout)
+    assert "(--queue-timeout 0.2)" in too_long.message
+    assert too_long.message.endswith(named)
+
+
+async def test_a_refusal_for_lack_of_kv_cache_names_the_switch():
+    async with stage(admission=Limits(max_queue=0)) as play:
+        play.fleet.set_capacity(play.instance(play.d[0]), 1000)
+        with play.fleet.lease(Role.DECODE, Cost(kv_tokens=999)):
+            (refused,) = await results(ask(play))
+
+    assert isinstance(refused, QueueFull)
+    assert refused.message == (
+        "the queue is full (--max-queue 0): no decoder has room for its KV cache (--kv-queue on)"
+    )
+
+
+@pytest.mark.parametrize(
     "limits", [Limits(max_in_flight=1), Limits(max_per_prefiller=1), Limits(max_per_decoder=1)]
 )
 async def test_client_that_leaves_while_it_waits_leaves_nothing_behind(limits):
