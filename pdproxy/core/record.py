@@ -58,6 +58,7 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
         last_error: why a request or a probe failed last; "" if none has.
         last_error_age_s: how long ago that was; None if none has.
         engine: what the engine says of itself; None if it has said nothing.
+        deadline_left_s: until its requests are cut, if it drains and has a deadline.
     """
 
     role: Role
@@ -75,3 +76,4 @@ class InstanceRecord(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str
     last_error_age_s: float | None
     engine: EngineReport | None
+    deadline_left_s: float | None = None

@@ -7,6 +7,8 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from pdproxy.core.departed import Departed
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
@@ -134,7 +136,15 @@ class FleetRoster:
 
     async def describe(self) -> list[InstanceRecord]:
         """Return all instances, prefillers first, then those that have gone of late."""
-        return [*self._fleet.records(), *self._departed.records()]
+        members = [member for role in Role for member in self._fleet.members.of_role(role)]
+        return [*map(self._record, members), *self._departed.records()]
+
+    def _record(self, member: Member) -> InstanceRecord:
+        record, timer = self._fleet.record(member), self._timers.get(member.instance)
+        if timer is None:
+            return record
+        left_s = timer.when() - asyncio.get_running_loop().time()
+        return msgspec.structs.replace(record, deadline_left_s=max(0.0, left_s))
 
     def _register(self, role: Role, endpoint: Endpoint, source: Source) -> Change:
         known = self._fleet.members.find(role, endpoint)

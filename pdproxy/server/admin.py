@@ -50,12 +50,18 @@ async def remove(context: Context, request: web.Request) -> web.Response:
         changes = {str(e): await context.roster.remove(role, e) for e in endpoints}
     except PDProxyError as error:
         return refusal(error)
-    names = list(changes)
-    if Change.DRAINING in changes.values():
-        return reply(
-            state_of(context, f"Instances {names} are isolated and waiting to be removed.")
-        )
-    return reply(state_of(context, f"remove {role} instances: {names}."))
+    return reply(state_of(context, _removed(role, changes)))
+
+
+def _removed(role: Role, changes: dict[str, Change]) -> str:
+    """Say what became of each, in the example's words where it has any."""
+    texts = {
+        Change.DRAINING: "Instances {} are isolated and waiting to be removed.",
+        Change.GONE: f"remove {role} instances: {{}}.",
+        Change.UNKNOWN: f"There are no {role} instances {{}}.",
+    }
+    names = {change: [n for n, c in changes.items() if c is change] for change in texts}
+    return " ".join(text.format(names[change]) for change, text in texts.items() if names[change])
 
 
 async def reset_prefix_cache(context: Context, request: web.Request) -> web.Response:
@@ -141,6 +147,9 @@ def _endpoints(value: Raw | None) -> list[Endpoint]:
     Raises:
         InvalidRequest: it names every bad entry.
     """
+    if value is None:
+        text = "instances: the key is missing; it holds 'host:8100', or a list of such addresses"
+        raise InvalidRequest(text, param="instances")
     plain = _plain(value)
     entries = plain if isinstance(plain, list) else [plain]
     endpoints: dict[tuple[str, int], Endpoint] = {}

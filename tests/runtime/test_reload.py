@@ -85,6 +85,25 @@ async def test_instances_added_by_calls_are_left_alone(tmp_path):
         assert (await told(made.proxy, made.d2.address))["state"] == "active"
 
 
+async def test_what_a_call_removed_stays_away_until_the_file_lists_it_anew(tmp_path):
+    async with rig(tmp_path) as made:
+        port, address = made.proxy.port, made.d1.address
+        body = {"type": "decode", "instances": address}
+        assert (await client.post(port, "/instances/remove", body)).status == 200
+        made.write(made.d1, made.d2)
+        made.proxy.process.send_signal(signal.SIGHUP)
+        await until_state(made.proxy, made.d2.address, "active")
+        after_reload = await told(made.proxy, address)
+        made.write(made.d2, more='log_level = "DEBUG"\n')
+        made.proxy.process.send_signal(signal.SIGHUP)
+        await made.proxy.wait_for_log("at the next start only: log_level", 20.0)
+        made.write(made.d1, made.d2)
+        made.proxy.process.send_signal(signal.SIGHUP)
+        await until_state(made.proxy, address, "active")
+
+    assert after_reload["state"] == "gone"
+
+
 async def test_signal_without_a_file_does_not_end_the_proxy():
     async with (
         FakeEngine("prefill") as p1,

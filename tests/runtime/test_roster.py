@@ -315,6 +315,24 @@ async def test_busy_engine_drains_and_may_come_back():
         assert made.state(H1) is State.ACTIVE
 
 
+async def test_the_time_that_a_drain_has_left_is_told():
+    async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
+        with made.fleet.lease(Role.DECODE, Cost()) as lease:
+            endpoint = lease.instance.endpoint
+            await made.roster.drain(Role.DECODE, endpoint, 60)
+            before = [record.deadline_left_s for record in await made.roster.describe()]
+            await made.roster.drain(Role.DECODE, endpoint, 0)
+            await until(lambda: made.fleet.members.get(lease.instance).is_cut)
+            after = [record.deadline_left_s for record in await made.roster.describe()]
+            await made.roster.undrain(Role.DECODE, endpoint)
+            restored = [record.deadline_left_s for record in await made.roster.describe()]
+
+    (left_s,) = [each for each in before if each is not None]
+    assert 30 < left_s <= 60
+    assert sorted(after, key=str) == [0, None]
+    assert restored == [None, None]
+
+
 @pytest.mark.parametrize("is_added", [True, False], ids=["added", "configured"])
 async def test_engine_that_has_yet_to_join_can_be_removed(is_added):
     async with rig(SLOW, *([] if is_added else [H1])) as made:

@@ -224,6 +224,23 @@ async def test_each_worker_shows_the_requests_of_all():
 
 
 @pytest.mark.slow
+async def test_each_worker_tells_the_time_that_a_drain_has_left():
+    gate = Gate()
+    async with crew(2, 2, gate) as made:
+        streams = await begin(made, 4)
+        body = {"type": "decode", "instances": made.d1.address, "deadline_s": 600}
+        assert (await made.post("/instances/drain", body)).status == 200
+        for _ in range(6):
+            told = (await made.get("/instances")).json["decode"]["instances"]
+            left_s = {each["instance"]: each["deadline_left_s"] for each in told}
+            assert 500 < left_s[made.d1.address] <= 600
+            assert left_s[made.d2.address] is None
+        gate.is_open = True
+        for stream in streams:
+            assert_whole_stream(await stream.end())
+
+
+@pytest.mark.slow
 async def test_each_worker_shows_the_history_of_all():
     async with crew(2, 2) as made:
         for _ in range(20):

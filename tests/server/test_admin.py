@@ -145,13 +145,32 @@ async def test_removed_instance_that_is_busy_drains():
         assert made.play.fleet.state(instance) is State.GONE
 
 
-async def test_removing_a_stranger_changes_nothing():
+async def test_removing_a_stranger_changes_nothing_and_says_so():
     async with admin() as made:
         before = listed(made)
         reply = await post(made.port, REMOVE, {"type": "decode", "instances": "h:1"})
 
+        assert reply.json == {
+            "message": "There are no decode instances ['h:1'].",
+            "current_prefill_instances": [made.play.p[0].address],
+            "current_decode_instances": [made.play.d[0].address],
+        }
         assert reply.status == 200
         assert listed(made) == before
+
+
+async def test_removal_says_of_each_instance_what_became_of_it():
+    async with admin(d=[None, None]) as made:
+        busy, idle = (engine.address for engine in made.play.d)
+        other = [made.play.instance(made.play.d[1])]
+        with made.play.fleet.lease(Role.DECODE, Cost(), avoid=other):
+            body = {"type": "decode", "instances": ["h:1", busy, idle]}
+            reply = await post(made.port, REMOVE, body)
+
+    assert reply.json["message"] == (
+        f"Instances ['{busy}'] are isolated and waiting to be removed. "
+        f"remove decode instances: ['{idle}']. There are no decode instances ['h:1']."
+    )
 
 
 # --- what is refused
@@ -165,7 +184,8 @@ async def test_removing_a_stranger_changes_nothing():
         pytest.param({"type": "decoder", "instances": "h:1"}, "'decoder'", id="type"),
         pytest.param({"instances": "h:1"}, "None", id="no-type"),
         pytest.param({"type": ["decode"], "instances": "h:1"}, "decode", id="list-type"),
-        pytest.param({"type": "decode"}, "None", id="no-instances"),
+        pytest.param({"type": "decode"}, "instances: the key is missing", id="no-instances"),
+        pytest.param({"type": "decode", "instances": None}, "None", id="null"),
         pytest.param({"type": "decode", "instances": []}, "no instance", id="empty"),
         pytest.param({"type": "decode", "instances": [7]}, "7", id="number"),
         pytest.param({"type": "decode", "instances": ["ok:1", "h"]}, "'h'", id="no-port"),
