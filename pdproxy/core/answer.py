@@ -236,6 +236,14 @@ class Answer:
         for index in self.choices.keys() & set(indexes):
             self.choices[index].is_flushed = True
 
+    @property
+    def tokens_by_ids(self) -> int | None:
+        """All tokens that were generated, by their ids; None unless all output came with ids."""
+        choices = self.choices.values()
+        if not all(choice.has_all_ids for choice in choices):
+            return None
+        return sum(len(choice.token_ids) for choice in choices) or None
+
     def usage(self) -> dict[str, object]:
         """Return the usage of all rounds: the prompt once, every token once."""
         completion = sum(choice.tokens for choice in self.choices.values())

@@ -38,7 +38,7 @@ class Account:
         prefiller_reason, decoder_reason: why that one was chosen, None if none was.
         prefill_attempts, decode_attempts: attempts made, over all rounds.
         prompt_tokens, cached_tokens: as the prefiller counted.
-        output_tokens: as the decoder counted; None if it never said.
+        output_tokens: as the decoder counted, by `usage` or by token ids; None if it never said.
         cuts: decoders that did not end the answer, and why: `D:7100/kv_cache_exhausted`.
         finish_reasons: of the choices that finished.
         status: HTTP status the client got, 0 if none.
@@ -89,6 +89,12 @@ class Account:
         self.prompt_tokens = _added(self.prompt_tokens, prompt)
         self.cached_tokens = _added(self.cached_tokens, cached)
         self.output_tokens = _added(self.output_tokens, output)
+
+    @property
+    def is_uncounted(self) -> bool:
+        """Whether there was output of which nobody said how many tokens it was."""
+        has_output = self.outcome is Outcome.SUCCESS or self.timeline.first_content is not None
+        return has_output and self.output_tokens is None
 
     def fail(self, outcome: Outcome, why: str, code: str = "") -> None:
         """Note a failure; the first one noted is the cause and stays."""

@@ -9,6 +9,7 @@ from pdproxy.core.chunks import ChunkFacts, read_body, strip_internal, with_cach
 from pdproxy.core.error_events import engine_error, refuse_error
 from pdproxy.core.fleet import Lease
 from pdproxy.core.jsonfields import join_object, split_object
+from pdproxy.core.keeper import Keeper
 from pdproxy.dispatch.account import Outcome
 from pdproxy.dispatch.attempt import attempt
 from pdproxy.dispatch.legs import Call, Handoff, Tools, decode
@@ -61,7 +62,9 @@ class Delivery:
     async def _stream(self, response: Response, handoff: Handoff, started: float) -> None:
         """Pass an event stream on."""
         self._round.note(handoff)
-        relay = self._relay_for(response, handoff)
+        new_keeper = self._round.new_keeper
+        keeper = None if new_keeper is None else new_keeper()
+        relay = self._relay_for(response, handoff, keeper)
         await self._open(relay, started)
         handoff.is_pulled = True
         handoff.release()
@@ -70,16 +73,17 @@ class Delivery:
         try:
             await relay.finished()
         finally:
-            self._settle(relay.facts, handoff)
+            self._settle(relay.facts, handoff, keeper)
         if relay.facts.error is not None:
             error = engine_error(relay.facts.error)
             error.is_told = True
             raise error
 
-    def _relay_for(self, response: Response, handoff: Handoff) -> StreamRelay:
+    def _relay_for(
+        self, response: Response, handoff: Handoff, keeper: Keeper | None
+    ) -> StreamRelay:
         request, tools = self._request, self._tools
         account, observer = self._call.account, tools.observer
-        new_keeper = self._round.new_keeper
         relay = StreamRelay(
             response,
             choices=request.choices,
@@ -89,7 +93,7 @@ class Delivery:
             pulse=account.pulse,
             clock=tools.clock,
             on_full=lambda: observer.pulse_full(account),
-            keeper=None if new_keeper is None else new_keeper(),
+            keeper=keeper,
             is_enough=self._round.is_enough,
         )
         self._round.facts = relay.facts
@@ -108,16 +112,23 @@ class Delivery:
             text = "the decoder sent no event within the first-token timeout"
             raise UpstreamTimeout(text, phase="first_token") from None
 
-    def _settle(self, facts: StreamFacts | ChunkFacts, handoff: Handoff) -> None:
-        """Write what the answer said into the account."""
+    def _settle(
+        self, facts: StreamFacts | ChunkFacts, handoff: Handoff, keeper: Keeper | None = None
+    ) -> None:
+        """Write what the answer said into the account.
+
+        Where it told no usage, since the client did not ask or it was cut, its ids may tell.
+        """
         account, tools, request = self._call.account, self._tools, self._request
         account.finish_reasons.extend(facts.finished.values())
         usage = facts.usage
         prompt_tokens = handoff.prompt_tokens if usage is None else usage.prompt_tokens
-        output_tokens = None if usage is None else usage.completion_tokens
+        if usage is not None:
+            output_tokens: int | None = usage.completion_tokens
+            tools.outputs.observe(request.model, usage.completion_tokens // request.choices)
+        else:
+            output_tokens = None if keeper is None else keeper.answer.tokens_by_ids
         account.count(prompt_tokens, handoff.cached_tokens, output_tokens)
-        if output_tokens is not None:
-            tools.outputs.observe(request.model, output_tokens // request.choices)
         if FAILED_FINISHES.intersection(facts.finished.values()):
             account.fail(Outcome.ENGINE_ERROR, "an answer ended with finish_reason error or abort")
 

@@ -49,6 +49,11 @@ REQUEST_BUCKETS = (
 OWN_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ROUND_BUCKETS = (1, 2, 3, 4, 5, 8, 12, 16, 32)
 
+_GENERATION_TEXT = (
+    "Output tokens, as the engines counted. Streams without usage, which clients have to ask for, "
+    "are in it only if their token ids are known."
+)
+
 
 class Instruments:
     """Every metric that counts, made once in one registry."""
@@ -145,7 +150,7 @@ class Instruments:
         )
         self.tpot = self._histogram(
             "time_per_output_token_seconds",
-            "(last content - first content) / (output tokens - 1), for streams with usage.",
+            "(last content - first content) / (output tokens - 1), of streams that told how many.",
             *("endpoint", "model"),
             buckets=GAP_EDGES_S,
         )
@@ -175,12 +180,18 @@ class Instruments:
         )
 
     def _make_tokens(self) -> None:
+        self.without_usage = self._counter(
+            "requests_without_usage",
+            "Generate requests with output that is not in the generation tokens, as neither usage "
+            "nor token ids told how much it was.",
+            "endpoint",
+        )
         self.tokens = {
             name: self._counter(f"{name}_tokens", text, "model")
             for name, text in (
                 ("prompt", "Prompt tokens, as the engines counted."),
                 ("cached_prompt", "Prompt tokens that the prefiller had in its prefix cache."),
-                ("generation", "Output tokens, as the engines counted."),
+                ("generation", _GENERATION_TEXT),
             )
         }
 
@@ -248,6 +259,8 @@ class Instruments:
             self.in_flight.labels(endpoint)
         for api, stream in product(Api, STREAM_LABELS.values()):
             self.begin_requests(api.value, OTHER_MODEL, stream)
+        for api in Api:
+            self.without_usage.labels(api.value)
         for reason in REJECT_REASONS:
             self.rejected.labels(reason)
         for stage in Stage:

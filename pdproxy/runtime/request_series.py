@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pdproxy.core.api import Api
 from pdproxy.core.timeline import Stage
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.instruments import STREAM_LABELS, Instruments
 from pdproxy.runtime.tally import Count, Tally
+
+GENERATE = frozenset(api.value for api in Api)
 
 
 class RequestSeries:
@@ -34,6 +37,9 @@ class RequestSeries:
         self._tpot = tally.observed(made.tpot, endpoint, model)
         self._prompt = tally.counted(made.tokens["prompt"], model)
         self._cached = tally.counted(made.tokens["cached_prompt"], model)
+        self._uncounted = (
+            tally.counted(made.without_usage, endpoint) if endpoint in GENERATE else None
+        )
         self._generation = tally.counted(made.tokens["generation"], model)
 
     def count(self, account: Account) -> None:
@@ -51,6 +57,8 @@ class RequestSeries:
         self._prompt.amount += account.prompt_tokens or 0
         self._cached.amount += account.cached_tokens or 0
         self._generation.amount += account.output_tokens or 0
+        if self._uncounted is not None and account.is_uncounted:
+            self._uncounted.amount += 1
         if self._is_stream:
             self._observe_stream(account)
 

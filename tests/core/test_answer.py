@@ -37,6 +37,17 @@ def test_the_phase_is_where_the_choice_was_cut(answer, phase):
     assert answer.choice(0).phase(END_ID) is phase
 
 
+def test_tokens_are_counted_by_ids_only_if_all_output_came_with_them():
+    answer = answer_of("a", ids=[5, 6, 7], shown=2)
+    assert answer.tokens_by_ids == 3
+    answer.choice(1).token_ids.extend([8])
+    assert answer.tokens_by_ids == 4
+    answer.choice(1).has_all_ids = False
+
+    assert answer.tokens_by_ids is None
+    assert Answer().tokens_by_ids is None
+
+
 def test_without_a_known_marker_reasoning_goes_on():
     assert answer_of(reasoning="a", ids=[END_ID]).choice(0).phase(None) is Phase.REASONING
 

@@ -1,3 +1,5 @@
+import pytest
+
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
 
@@ -15,6 +17,25 @@ def test_tokens_of_all_prompts_are_added_and_unknown_ones_are_not_zero():
 
     counted.count(None, 2, 5)
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (7, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "has_content", "output_tokens", "is_uncounted"),
+    [
+        pytest.param(Outcome.SUCCESS, True, None, True, id="no-usage"),
+        pytest.param(Outcome.SUCCESS, False, None, True, id="no-usage-in-a-whole-reply"),
+        pytest.param(Outcome.CLIENT_DISCONNECTED, True, None, True, id="left-before-the-usage"),
+        pytest.param(Outcome.ENGINE_ERROR, False, None, False, id="no-output"),
+        pytest.param(Outcome.SUCCESS, True, 0, False, id="counted"),
+    ],
+)
+def test_output_without_a_count_is_noticed(outcome, has_content, output_tokens, is_uncounted):
+    made = account()
+    made.outcome, made.output_tokens = outcome, output_tokens
+    if has_content:
+        made.timeline.mark_content(1.0)
+
+    assert made.is_uncounted is is_uncounted
 
 
 def test_first_failure_is_the_cause():

@@ -241,6 +241,21 @@ def test_times_and_tokens_of_a_request(rig):
     assert rig.value("pdproxy_generation_tokens_total", "m") == 4
 
 
+def test_requests_of_whose_output_nobody_tells_are_counted_by_endpoint(rig):
+    name = "pdproxy_requests_without_usage_total"
+    assert set(rig.samples(name).values()) == {0}
+
+    rig.request(made=streamed(), is_stream=True)
+    rig.request(made=streamed(), is_stream=True, output_tokens=3)
+    rig.request(outcome=Outcome.ENGINE_ERROR, status=502)
+    rig.request(made=streamed(), is_stream=True, outcome=Outcome.CLIENT_DISCONNECTED)
+    rig.metrics.request_started("/v1/models")
+    rig.metrics.request_finished(Account("id", "/v1/models", "peer", Timeline(0.0)))
+
+    assert {labels for labels, count in rig.samples(name).items() if count} == {(CHAT,)}
+    assert rig.value(name, CHAT) == 2
+
+
 def test_answer_that_is_not_streamed_has_no_time_to_first_token(rig):
     rig.request(made=streamed(), is_stream=False)
 
