@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pdproxy.core.allow import AllowList
 from pdproxy.core.instance import Endpoint
+from pdproxy.core.wording import counted
 from pdproxy.runtime.instances_arg import engine_at, expand, is_own_address, share_an_address
 from pdproxy.runtime.options import flag_of
 
@@ -53,7 +54,7 @@ def cross_faults(settings: Settings) -> Iterator[CrossFault]:
 
 def _unpaired(name: str, hosts: tuple[str, ...], ports: tuple[int, ...]) -> Iterator[CrossFault]:
     fields = (f"{name}_hosts", f"{name}_ports")
-    counts = (f"{_count(len(hosts), 'host')}", f"{_count(len(ports), 'port')}")
+    counts = (counted(len(hosts), "host"), counted(len(ports), "port"))
     if len(hosts) == len(ports):
         return
     if not hosts:
@@ -130,7 +131,3 @@ def _engine_certificates(settings: Settings) -> Iterator[CrossFault]:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "reason", None) or error)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

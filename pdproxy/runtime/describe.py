@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pdproxy.core.instance import Endpoint
+from pdproxy.core.wording import counted
 from pdproxy.runtime.options import Option, Origin, shown
 from pdproxy.runtime.settings import OPTIONS, Settings
 
@@ -39,6 +40,5 @@ def _line(option: Option, settings: Settings) -> str:
 
 
 def _instances(role: str, endpoints: tuple[Endpoint, ...]) -> Iterator[str]:
-    noun = "instance" if len(endpoints) == 1 else "instances"
     names = f": {', '.join(map(str, endpoints))}" if endpoints else ""
-    yield f"# {len(endpoints)} {role} {noun}{names}"
+    yield f"# {counted(len(endpoints), f'{role} instance')}{names}"

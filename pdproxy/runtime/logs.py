@@ -17,7 +17,8 @@ from pdproxy.runtime.access_line import ACCESS, AccessLines, access_fields, acce
 TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 # A pipe takes 4096 bytes in one piece, also between what other workers write. Few are not ASCII.
 WRITE_CHARACTERS = 3800
-TEXT_TIME, JSON_TIME = "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S%z"
+# A place for the milliseconds is left in both.
+TEXT_TIME, JSON_TIME = "%Y-%m-%d %H:%M:%S,%%03d", "%Y-%m-%dT%H:%M:%S.%%03d%z"
 
 
 def setup_logging(level: str, log_format: str, worker: int | None = None) -> None:
@@ -78,8 +79,8 @@ class LineHandler(logging.StreamHandler[TextIO]):
             self.handleError(record)
 
 
-class _Seconds:
-    """Shows times, one second's once."""
+class _Times:
+    """Shows times with milliseconds; makes the rest of the text once a second."""
 
     def __init__(self, time_format: str) -> None:
         self._format = time_format
@@ -91,7 +92,7 @@ class _Seconds:
         if second != self._second:
             self._second = second
             self._shown = time.strftime(self._format, time.localtime(second))
-        return self._shown
+        return self._shown % (at_s % 1 * 1000)
 
 
 class TextFormatter(logging.Formatter):
@@ -103,8 +104,8 @@ class TextFormatter(logging.Formatter):
         shown = TEXT_FORMAT.replace("%(name)s", name)
         super().__init__(shown)
         parts = {"levelname": "INFO", "name": ACCESS.name, "message": "%s"}
-        self._access = shown % {"asctime": "%s,%03d", **parts}
-        self._seconds = _Seconds(TEXT_TIME)
+        self._access = shown % {"asctime": "%s", **parts}
+        self._times = _Times(TEXT_TIME)
 
     def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, record: logging.LogRecord
@@ -113,10 +114,10 @@ class TextFormatter(logging.Formatter):
         lines: object = record.msg
         if not isinstance(lines, AccessLines):
             return super().format(record)
-        line, shown = self._access, self._seconds.shown
+        line, shown = self._access, self._times.shown
         return "\n".join(
             [
-                line % (shown(at_s), at_s % 1 * 1000, access_text(account))
+                line % (shown(at_s), access_text(account))
                 for at_s, account in lines.each(record.created)
             ]
         )
@@ -129,7 +130,7 @@ class JSONFormatter(logging.Formatter):
         """Make a formatter; each line of one of several workers names it."""
         super().__init__()
         self._worker = {} if worker is None else {"worker": worker}
-        self._seconds = _Seconds(JSON_TIME)
+        self._times = _Times(JSON_TIME)
 
     def format(  # type: ignore[explicit-override] # typing.override is new in 3.12
         self, record: logging.LogRecord
@@ -148,7 +149,7 @@ class JSONFormatter(logging.Formatter):
         self, record: logging.LogRecord, at_s: float, message: str, more: Mapping[str, object]
     ) -> str:
         line = {
-            "time": self._seconds.shown(at_s),
+            "time": self._times.shown(at_s),
             "level": record.levelname,
             "logger": record.name,
             "message": message,

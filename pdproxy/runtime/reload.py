@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pdproxy.core.instance import Role, Source
+from pdproxy.core.wording import counted
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.roster import FILE_GROUP, FleetRoster
 from pdproxy.runtime.settings import Settings
@@ -71,7 +72,7 @@ class Reload:
                 (Role.DECODE, new.decode_endpoints),
             )
         ]
-        logger.info("configuration read: %d changes of instances", sum(counts))
+        logger.info("configuration read: %s of instances", counted(sum(counts), "change"))
         if others := _other_changes(self._settings, new):
             logger.warning("takes effect at the next start only: %s", ", ".join(others))
         self._settings = new

@@ -14,6 +14,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Instance, Role, Source, State
 from pdproxy.core.member import Member
 from pdproxy.core.record import Change, InstanceRecord
+from pdproxy.core.wording import counted
 from pdproxy.runtime.watch import RosterRules, Watch
 from pdproxy.tasks import spawn
 from pdproxy.upstream.prober import Prober
@@ -160,8 +161,9 @@ class FleetRoster:
 
     def _cut(self, member: Member) -> None:
         instance = member.instance
-        text = "%s %s has not drained in time: its %d requests are cut"
-        logger.warning(text, instance.role, instance.label, self._fleet.load(instance).requests)
+        held = counted(self._fleet.load(instance).requests, "request")
+        text = "%s %s has not drained in time, which cuts %s"
+        logger.warning(text, instance.role, instance.label, held)
         self._fleet.members.cut(member)
 
     def _stop_timer(self, instance: Instance) -> None:
@@ -173,10 +175,10 @@ class FleetRoster:
         instance, state = member.instance, member.state
         if state is State.EJECTED:
             logger.warning(
-                "%s %s is ejected, for the %s. time: %s",
+                "%s %s is ejected (%s so far): %s",
                 instance.role,
                 instance.label,
-                member.health.ejections,
+                counted(member.health.ejections, "ejection"),
                 member.health.last_error or "its requests fail",
             )
         else:

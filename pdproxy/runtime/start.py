@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pdproxy import __version__
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Endpoint, Role
+from pdproxy.core.wording import counted
 from pdproxy.errors import ConfigError
 from pdproxy.runtime.settings import Settings
 from pdproxy.upstream.prober import Prober
@@ -29,10 +30,10 @@ def report_start(settings: Settings, fleet: Fleet, port: int, workers: int) -> N
     parts = [f"Python {python}", *(f"{name} {version(name)}" for name in _REPORTED)]
     logger.info("pdproxy %s on %s", __version__, ", ".join(parts))
     logger.info(
-        "listening on %s port %d with %d prefill and %d decode instances%s",
+        "listening on %s port %d with %s and %s%s",
         *(settings.host, port),
-        len(fleet.instances(Role.PREFILL)),
-        len(fleet.instances(Role.DECODE)),
+        counted(len(fleet.instances(Role.PREFILL)), "prefiller"),
+        counted(len(fleet.instances(Role.DECODE)), "decoder"),
         f" and {workers} workers" if workers > 1 else "",
     )
 

@@ -26,6 +26,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from pdproxy.core.history import Recent, merge
 from pdproxy.core.instance import Endpoint
 from pdproxy.core.snapshot import Snapshot, take
+from pdproxy.core.wording import counted
 from pdproxy.errors import ConfigError, SupervisorSilent
 from pdproxy.runtime.board import RUNNING_SLOT, BoardMemory, SharedInFlight, SharedLoadBoard
 from pdproxy.runtime.control import (
@@ -139,7 +140,7 @@ class Supervisor:
         return is_clean
 
     def _stop(self) -> None:
-        logger.info("stopping; %d requests in flight", self._running.count())
+        logger.info("stopping; %s in flight", counted(self._running.count(), "request"))
         # Workers have these sockets open themselves, as long as they still accept.
         for listening in chain(*self._sockets, self._metrics_sockets):
             listening.close()

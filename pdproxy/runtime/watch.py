@@ -18,6 +18,7 @@ from tenacity import AsyncRetrying, RetryError, retry_if_result, stop_after_atte
 from pdproxy.core.engine_metrics import read_report
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, State
+from pdproxy.core.wording import counted
 from pdproxy.tasks import spawn
 from pdproxy.upstream.prober import Prober, ProbeResult
 
@@ -157,10 +158,10 @@ class Watch:
             await retrying(self.probe, instance)
         except RetryError:
             logger.warning(
-                "%s %s did not answer %d probes and is dropped; add it again once it is up",
+                "%s %s did not answer %s and is dropped; add it again once it is up",
                 instance.role,
                 instance.label,
-                attempts,
+                counted(attempts, "probe"),
             )
             self._fleet.set_state(instance, State.GONE)
             return False

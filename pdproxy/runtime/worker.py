@@ -17,6 +17,7 @@ import uvloop
 from pdproxy.connectors.pull import PullConnector
 from pdproxy.core.fleet import Fleet
 from pdproxy.core.load import OutputEstimator, TokenEstimator
+from pdproxy.core.wording import counted
 from pdproxy.dispatch.abilities import AbilityBook
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.admission import Admission
@@ -169,6 +170,6 @@ async def serve_until_signal(
         if announce is not None:
             announce(worker)
         await worker.shutdown.begun()
-        logger.info("stopping; %d requests in flight", worker.metrics.in_flight)
+        logger.info("stopping; %s in flight", counted(worker.metrics.in_flight, "request"))
     logger.info("stopped")
     return 1 if worker.shutdown.cut else 0

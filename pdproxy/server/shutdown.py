@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pdproxy.core.wording import counted
 from pdproxy.errors import ShuttingDown
 from pdproxy.tasks import spawn
 
@@ -106,12 +107,13 @@ class Shutdown:
         clock = asyncio.get_running_loop().time
         end_s = clock() + rules.grace_s
         while self._running and not self._hurry.is_set() and (left_s := end_s - clock()) > 0:
-            logger.info("%d requests in flight may end within %.0f s", len(self._running), left_s)
+            running = counted(len(self._running), "request")
+            logger.info("%s in flight may end within %.0f s", running, left_s)
             await _first(self._idle.wait(), self._hurry.wait(), timeout_s=min(left_s, PROGRESS_S))
         self._is_over = True
         self._cut = frozenset(self._running)
         if self._cut:
-            logger.warning("the time is over: %d requests are cut", len(self._cut))
+            logger.warning("the time is over, which cuts %s", counted(len(self._cut), "request"))
         for task in self._cut:
             task.cancel()
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import sys
+from datetime import datetime
 
 import pytest
 from aiohttp.http_exceptions import BadHttpMessage
@@ -41,6 +42,16 @@ def test_json_line_holds_a_traceback_in_one_line():
     assert "\n" not in line
     assert json.loads(line)["message"] == "it failed: so\nit did"
     assert "ValueError: two\nlines" in json.loads(line)["exception"]
+
+
+def test_json_line_has_its_time_in_milliseconds():
+    made = record("it failed")
+    made.created = 1_700_000_000.0625
+
+    shown = json.loads(JSONFormatter().format(made))["time"]
+
+    assert shown.partition(".")[2].startswith("062")
+    assert datetime.fromisoformat(shown).timestamp() == 1_700_000_000.062
 
 
 def test_json_line_holds_lone_surrogates():

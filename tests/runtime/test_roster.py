@@ -144,7 +144,7 @@ async def test_engine_that_serves_is_probed_and_ejected_when_it_stops_answering(
         await until(lambda: made.state(H1) is State.EJECTED)
 
         assert made.state(H2) is State.ACTIVE
-        assert "/health answered 503" in caplog.text
+        assert "decode h:1 is ejected (1 ejection so far): /health answered 503" in caplog.text
         assert made.fleet.available(Role.DECODE) == [made.instance(H2)]
 
 
@@ -315,7 +315,7 @@ async def test_busy_engine_drains_and_may_come_back():
         assert made.state(H1) is State.ACTIVE
 
 
-async def test_the_time_that_a_drain_has_left_is_told():
+async def test_the_time_that_a_drain_has_left_is_told(caplog):
     async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
         with made.fleet.lease(Role.DECODE, Cost()) as lease:
             endpoint = lease.instance.endpoint
@@ -323,6 +323,7 @@ async def test_the_time_that_a_drain_has_left_is_told():
             before = [record.deadline_left_s for record in await made.roster.describe()]
             await made.roster.drain(Role.DECODE, endpoint, 0)
             await until(lambda: made.fleet.members.get(lease.instance).is_cut)
+            assert "has not drained in time, which cuts 1 request" in caplog.text
             after = [record.deadline_left_s for record in await made.roster.describe()]
             await made.roster.undrain(Role.DECODE, endpoint)
             restored = [record.deadline_left_s for record in await made.roster.describe()]
