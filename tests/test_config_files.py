@@ -79,8 +79,9 @@ def test_the_kimi_file_has_four_ranks_on_each_of_two_nodes_per_role() -> None:
         assert len(endpoints) == 8
     assert settings.warnings == (
         (
-            "listening on 0.0.0.0 without --admin-token: /instances/* and /reset_prefix_cache "
-            "answer callers on this machine only"
+            "listening on 0.0.0.0 without --admin-token: administrative calls, such as "
+            "/instances/*, are taken from this machine only, where a reverse proxy makes everybody "
+            "count as such"
         ),
     )
 

@@ -60,8 +60,9 @@ class Access(BaseSettings):
     admin_token: types.Secret | None = _security(
         None,
         "TOKEN",
-        "bearer token for /instances/* and /reset_prefix_cache. Without it, they answer "
-        "callers on this machine only",
+        "bearer token for /instances, /instances/*, /reset_prefix_cache, /dashboard/data and "
+        "/debug/requests. Without it, they answer callers on this machine only; behind a reverse "
+        "proxy on this machine everybody counts as such, so set it there",
         "secret",
     )
     instance_allow: tuple[types.AllowEntry, ...] = setting(

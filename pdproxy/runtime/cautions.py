@@ -30,8 +30,9 @@ def cautions(settings: Settings) -> Iterator[str]:
 def _open_to_others(settings: Settings) -> Iterator[str]:
     if settings.admin_token is None and not is_loopback(settings.host):
         yield (
-            f"listening on {settings.host} without --admin-token: /instances/* and "
-            "/reset_prefix_cache answer callers on this machine only"
+            f"listening on {settings.host} without --admin-token: administrative "
+            "calls, such as /instances/*, are taken from this machine only, where a reverse proxy "
+            "makes everybody count as such"
         )
 
 

@@ -56,6 +56,7 @@ def server_rules(settings: Settings, rng: random.Random) -> ServerRules:
         fallback_key=_secret(settings.openai_api_key),
         api_keys=tuple(key.get_secret_value() for key in settings.api_keys),
         admin_token=_secret(settings.admin_token),
+        own_name=settings.host,
         debug_headers=settings.debug_headers,
         via=f"1.1 pdproxy-{rng.getrandbits(64):016x}",
     )

@@ -6,7 +6,6 @@ Rule: a call is done whole or not at all; one bad entry and nothing changes.
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 
 from aiohttp import web
 
@@ -18,6 +17,7 @@ from pdproxy.errors import Forbidden, InvalidRequest, PDProxyError, Unauthorized
 from pdproxy.server.context import Context
 from pdproxy.server.failures import to_failure
 from pdproxy.server.intake import engine_headers, has_key, read_body
+from pdproxy.server.local_calls import check_local
 from pdproxy.server.operations import listed, reply
 from pdproxy.upstream.allowed import is_admissible
 from pdproxy.upstream.limits import Timeouts
@@ -25,8 +25,6 @@ from pdproxy.upstream.limits import Timeouts
 RESET_TIMEOUTS = Timeouts(connect_s=5, head_s=30, idle_s=30)
 OK = 200
 INTERNAL_ERROR = 500
-# What browsers say of a request by the user's own hand, and by a page of this proxy.
-_OWN_PAGES = frozenset({"none", "same-origin"})
 
 
 async def add(context: Context, request: web.Request) -> web.Response:
@@ -89,26 +87,14 @@ def check_admin(context: Context, request: web.Request) -> None:
 
     Raises:
         Unauthorized: a token is set and not given.
-        Forbidden: none is set and the caller is not on this machine, or another site's page.
+        Forbidden: none is set and `check_local` refuses.
     """
     token = context.rules.admin_token
     if token:
         if not has_key(request, (token,)):
             raise Unauthorized("the admin token is missing or wrong")
         return
-    if not _is_loopback(request):
-        raise Forbidden("without --admin-token, admin calls are taken from this machine only")
-    # A page of another site in a browser on this machine may send requests here, too.
-    if request.headers.get("Sec-Fetch-Site", "none") not in _OWN_PAGES:
-        raise Forbidden("without --admin-token, admin calls are not taken from other sites' pages")
-
-
-def _is_loopback(request: web.Request) -> bool:
-    peer = request.transport.get_extra_info("peername") if request.transport else None
-    try:
-        return ipaddress.ip_address(str(peer[0])).is_loopback if peer else False
-    except ValueError:
-        return False
+    check_local(request, context.rules.own_name)
 
 
 async def _check_allowed(context: Context, endpoints: list[Endpoint]) -> None:

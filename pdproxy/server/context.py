@@ -36,6 +36,7 @@ class ServerRules:
         fallback_key: is sent to engines if the client sends none; "" for none.
         api_keys: of clients; empty for an open API.
         admin_token: guards the admin calls; "" opens them to loopback peers only.
+        own_name: the host that the proxy listens on, as the operator names it.
         debug_headers: answers tell of their way to those who ask for it.
         via: this proxy's token in the Via header, by which it knows a request that came back.
     """
@@ -51,6 +52,7 @@ class ServerRules:
     api_keys: tuple[str, ...]
     admin_token: str
     via: str
+    own_name: str = "localhost"
     debug_headers: bool = False
 
 

@@ -14,7 +14,7 @@ from tests.fakes.client import RawClient, Reply, as_json
 BODY = as_json(chat(max_tokens=2))
 LENGTH = b"Content-Length: %d\r\n" % len(BODY)
 CHUNKED_BODY = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
-HOST = b"Host: proxy\r\nContent-Type: application/json\r\n"
+HOST = b"Host: localhost\r\nContent-Type: application/json\r\n"
 LINE = b"POST %b HTTP/1.1\r\n" % CHAT.encode()
 
 

@@ -93,7 +93,7 @@ class RawClient:
         body: bytes | None = None,
         headers: Iterable[tuple[str, str]] = (),
     ) -> None:
-        """Send a request; Host and, for a body, Content-Length are added."""
+        """Send a request; Host, if not given, and for a body Content-Length are added."""
         await self.wire.write(request_bytes(method, path, body, headers))
 
     async def read_head(self, within_s: float = WITHIN_S) -> Reply:
@@ -219,8 +219,10 @@ def as_json(body: object) -> bytes:
 def request_bytes(
     method: str, path: str, body: bytes | None, headers: Iterable[tuple[str, str]] = ()
 ) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: proxy.test"]
-    lines.extend(f"{name}: {value}" for name, value in headers)
+    headers = list(headers)
+    if not any(name == "Host" for name, _ in headers):
+        headers.insert(0, ("Host", "localhost"))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
     if body is not None:
         lines.append(f"Content-Length: {len(body)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + (body or b"")

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PAUSE_S = 0.005
-REQUEST = b"GET /healthcheck HTTP/1.1\r\nHost: proxy.test\r\n\r\n"
+REQUEST = b"GET /healthcheck HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @dataclass(slots=True)

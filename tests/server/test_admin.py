@@ -63,19 +63,6 @@ async def test_without_a_token_this_machine_may():
     assert reply.status == 200
 
 
-@pytest.mark.parametrize(
-    ("site", "status"),
-    [("none", 200), ("same-origin", 200), ("same-site", 403), ("cross-site", 403)],
-)
-async def test_without_a_token_pages_of_other_sites_may_not(site, status):
-    async with admin() as made:
-        body = {"type": "decode", "instances": "h:1"}
-        reply = await post(made.port, ADD, body, [("Sec-Fetch-Site", site)])
-
-        assert reply.status == status
-        assert ("h:1" in listed(made)[Role.DECODE]) == (status == 200)
-
-
 @pytest.mark.case("C88")
 async def test_admin_token_is_not_for_engines():
     async with admin(rules=TOKEN) as made:
