@@ -26,6 +26,7 @@ TESTED_ELSEWHERE = {
     "connectors/base": "tests/connectors/test_registry.py",
     "server/protocol": "tests/cases/test_malformed_http.py",
     "dispatch/attempt": "tests/dispatch/test_legs.py",
+    "core/logprobs": "tests/core/test_seam.py",
     "dispatch/cuts": "tests/cases/test_recompute_lost.py",
     "dispatch/delivery": "tests/dispatch/test_generate.py",
     "dispatch/in_flight": "tests/dispatch/test_admission.py",

@@ -98,6 +98,10 @@ class ChoiceAnswer:
         echoed: characters at the start that repeat the prompt (`echo`).
         next_offset: where the text of the next token stands, by the log-probabilities so far.
         entries: log-probabilities of output tokens so far, in delivered or waiting events.
+        spelled: what all ids behind the reasoning say, markers included, so far as they end with a
+            whole character; asked for where a tool call was cut, "" if it was not, or no engine
+            told.
+        spelled_ids: how many of `token_ids` that is.
         waiting: events that show nothing but tell of tokens, each with the number of ids up to it;
             they are delivered with the next text.
         finish_reason: None until it has ended.
@@ -124,6 +128,8 @@ class ChoiceAnswer:
     echoed: int = 0
     next_offset: int = 0
     entries: int = 0
+    spelled: str = ""
+    spelled_ids: int = 0
     waiting: list[tuple[int, bytes]] = field(default_factory=list)
     finish_reason: str | None = None
 

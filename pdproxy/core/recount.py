@@ -49,7 +49,12 @@ def recount(request: GenerateRequest, answer: Answer, index: int, end_id: int | 
     `end_id` is the token that ends reasoning, None if unknown.
     """
     choice = answer.choice(index)
-    if choice.tool_calls or not (choice.text or choice.thoughts):
+    if choice.tool_calls:
+        choice.spelled = ""
+        if choice.has_all_ids:
+            yield from _spell(request, choice, end_id)
+        return
+    if not (choice.text or choice.thoughts):
         return
     if choice.has_all_ids:
         yield from _Ids(request, choice, end_id).match()
@@ -120,6 +125,20 @@ class _Ids:
         if more:
             choice.held.is_reasoning = not choice.text
             choice.held.text += more
+
+
+def _spell(request: GenerateRequest, choice: ChoiceAnswer, end_id: int | None) -> Asking:
+    """Ask what all ids say, from which a tool call that was cut is read on."""
+    ids = choice.token_ids.tolist()
+    first = ids.index(end_id) + 1 if end_id in ids else 0
+    for end in range(len(ids), max(first, len(ids) - _MAX_HALF_TOKENS - 1), -1):
+        said = yield Question(DETOKENIZE, _model(request) | {"tokens": raw(ids[first:end])})
+        if said is None:
+            return
+        text = as_text(said.get("prompt"))
+        if not text.endswith(_HALF_CHARACTER):
+            choice.spelled, choice.spelled_ids = text, end
+            return
 
 
 def _count(request: GenerateRequest, answer: Answer, choice: ChoiceAnswer, least: int) -> Asking:

@@ -71,6 +71,7 @@ class Way(Enum):
     IDS = auto()
     TEXT = auto()
     THINK = auto()
+    CALL = auto()
     TURN = auto()
 
 
@@ -132,16 +133,20 @@ def with_own_seed(resume: Resume, request: GenerateRequest, index: int) -> Resum
 
 
 def by_ids(
-    request: GenerateRequest, answer: Answer, index: int, *, end_id: int | None, room: int | None
+    request: GenerateRequest,
+    answer: Answer,
+    kept: list[int],
+    *,
+    end_id: int | None,
+    room: int | None,
 ) -> Resume:
     """Go on behind exact ids, on the completions API.
 
-    `end_id` is the token that ends reasoning, `room` how many tokens of prompt and output the
-    model takes; None if unknown.
+    `kept` are the ids of the output so far, `end_id` is the token that ends reasoning, `room` how
+    many tokens of prompt and output the model takes; None if unknown.
     """
     ids = prompt_ids(request, answer)
     assert ids is not None, "checked by the planner"
-    kept = answer.choice(index).resumable_ids(end_id)
     prompt, count = joined_ids(ids, kept)
     changes = {"prompt": prompt} | _limits(request, len(kept))
     own_limit: int | None = None
@@ -171,7 +176,8 @@ def by_thought(
 
     The thinking budget is the engine's to keep: it counts from the token that opened the thinking.
     """
-    resume = by_ids(request, answer, index, end_id=end_id, room=room)
+    kept = answer.choice(index).resumable_ids(end_id)
+    resume = by_ids(request, answer, kept, end_id=end_id, room=room)
     fields = resume.request.fields
     given = as_list(plain(fields.get("stop_token_ids")))
     least = as_whole(plain(fields.get("min_tokens"))) or 0
@@ -189,6 +195,17 @@ def by_thought(
     # A client that stops there itself has its end there.
     stop_id = None if end_id in given else end_id
     return Resume(Way.THINK, asked, resume.kept_ids, stop_id, has_own_limit)
+
+
+def by_call(
+    request: GenerateRequest, answer: Answer, index: int, *, end_id: int | None, room: int | None
+) -> Resume:
+    """Go on behind exact ids in a tool call, whose markup is to be shown."""
+    choice = answer.choice(index)
+    kept = choice.token_ids[: choice.spelled_ids].tolist()
+    resume = by_ids(request, answer, kept, end_id=end_id, room=room)
+    fields = {**resume.request.fields, "skip_special_tokens": _FALSE}
+    return replace(resume, way=Way.CALL, request=replace(resume.request, fields=fields))
 
 
 def by_text(request: GenerateRequest, choice: ChoiceAnswer, prompt: str) -> Resume:

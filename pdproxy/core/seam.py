@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from pdproxy.core import sse
 from pdproxy.core.answer import Answer, ChoiceAnswer, Held
 from pdproxy.core.api import Api, GenerateRequest
+from pdproxy.core.call_markup import CallReader, read_on
 from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import decode, encode
 from pdproxy.core.keeper import count_entries, note_choice, note_head
+from pdproxy.core.logprobs import as_chat, shifted
 from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
 from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
@@ -24,7 +26,7 @@ from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, lags_behind, 
 from pdproxy.errors import RecomputeUnsupported
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
-_GOES_ON = frozenset({Way.IDS, Way.THINK, Way.TURN})  # behind ids that are known
+_GOES_ON = frozenset({Way.IDS, Way.THINK, Way.CALL, Way.TURN})  # behind ids that are known
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
 
 
@@ -75,6 +77,7 @@ class Seam:
         self._withheld = Withheld(request, self._choice, resume)
         self._repeated = self._prompt_text()
         self._is_at_own_limit = False
+        self._calls, self._missing = self._call_reader()
 
     def rewrite(self, block: bytes) -> bytes:
         """Return what the client gets of a block of the round.
@@ -92,6 +95,16 @@ class Seam:
         known = (choice.text or choice.thoughts) if is_by_ids else ""
         ids = (asked.prompt_tokens or 0) - self._resume.kept_ids
         return Repeated(known, ids, max(map(len, hidden_stops(asked)), default=1) - 1)
+
+    def _call_reader(self) -> tuple[CallReader | None, list[Object]]:
+        """Return what reads a tool call on, and what the client lacks of it already."""
+        choice = self._choice
+        if self._resume.way is not Way.CALL:
+            return None, []
+        answer_id = f"{as_text(plain(self._answer.identity.get('id')))}-{self._index}"
+        found = read_on(choice.spelled, choice.tool_calls, answer_id)
+        assert found is not None, "checked by the planner"
+        return found
 
     def _event(self, event: bytes) -> bytes:
         chunk = plain(sse.data_of(event))
@@ -159,13 +172,20 @@ class Seam:
         text = self._repeated.strip(text, is_end=choice.get("finish_reason") is not None)
         if self._request.api is Api.COMPLETIONS:
             choice["text"] = text
-            choice["logprobs"] = _shifted(choice.get("logprobs"), self._offset)
+            choice["logprobs"] = shifted(choice.get("logprobs"), self._offset)
             return choice
-        name = "content" if self._resume.way is not Way.THINK else self._choice.reasoning_field
         del choice["text"]
-        choice["delta"] = {name: text} if text else {}
-        choice["logprobs"] = _chat_logprobs(choice.get("logprobs"), self._request)
+        choice["delta"] = self._delta(text)
+        choice["logprobs"] = as_chat(choice.get("logprobs"), self._request)
         return choice
+
+    def _delta(self, text: str) -> Object:
+        """Return the text of a completion as that part of a chat message which it is."""
+        if self._calls is not None:
+            pieces, self._missing = [*self._missing, *self._calls.feed(text)], []
+            return {"tool_calls": pieces} if pieces else {}
+        name = "content" if self._resume.way is not Way.THINK else self._choice.reasoning_field
+        return {name: text} if text else {}
 
     def _note_end(self, choice: Object) -> None:
         """Note an end; that of the reasoning, or of a round only, is none for the client."""
@@ -180,6 +200,11 @@ class Seam:
         if not self.end.is_final:
             choice["finish_reason"] = None
             choice.pop("stop_reason", None)
+        elif self._calls is not None:
+            delta = as_object(choice["delta"])
+            pieces = [*as_list(delta.get("tool_calls")), *self._calls.end()]
+            choice["delta"] = {"tool_calls": pieces} if pieces else {}
+            choice["finish_reason"] = "tool_calls" if reason == "stop" else reason
 
     def _usage_now(self) -> Object:
         """Return the running usage of this choice for an event that carries one."""
@@ -267,29 +292,3 @@ def _says_anything(choice: Object) -> bool:
         return True
     delta = as_object(choice.get("delta"))
     return any(delta.get(name) for name in _OUTPUT)
-
-
-def _shifted(logprobs: object, offset: int) -> object:
-    """Let the text offsets of log-probabilities count from the start of the whole text."""
-    if not isinstance(logprobs, dict) or not offset:
-        return logprobs
-    places = as_list(logprobs.get("text_offset"))
-    return {**logprobs, "text_offset": [offset + (as_whole(each) or 0) for each in places]}
-
-
-def _chat_logprobs(logprobs: object, request: GenerateRequest) -> object:
-    """Return a completion's log-probabilities in the shape of chat."""
-    if not isinstance(logprobs, dict):
-        return None
-    count = as_whole(plain(request.fields.get("top_logprobs"))) or 0
-    names = ("tokens", "token_logprobs", "top_logprobs")
-    columns = [as_list(logprobs.get(name)) for name in names]
-    entries = []
-    for token, value, others in zip(*columns, strict=False):
-        top = [_entry(name, each) for name, each in as_object(others).items()]
-        entries.append({**_entry(as_text(token), value), "top_logprobs": top[:count]})
-    return {"content": entries}
-
-
-def _entry(token: str, value: object) -> Object:
-    return {"token": token, "logprob": value, "bytes": list(token.encode("utf-8", "replace"))}

@@ -42,12 +42,16 @@ def script_of(rule: Grammar, state: int) -> list[int]:
 def script_in_prefix(ids: Sequence[int], fault: int) -> list[int] | None:
     """The rest of a tool call that the prefix has begun or asks for; None if it has neither.
 
+    Nothing is left of one that the prefix ends with.
+
     Args:
         ids: The whole prefix.
         fault: Nonzero if the KV cache holds another prefix; then another call comes out.
     """
     if tokenizer.TOOLS not in ids:
         return None
+    if ids[-1] == tokenizer.CALL_END:
+        return []  # the answer ends with its call
     begun = _open_call(ids)
     if begun is None:
         if not _asks_for_call(ids):

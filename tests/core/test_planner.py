@@ -150,6 +150,47 @@ def test_what_cannot_be_entered_is_given_up_else(fields, answer, sampling):
     assert "sampled" in found.why
 
 
+# A call whose text is known, and what makes it one that cannot be read on.
+SPELLED = CALL | {"spelled": '<tool_call>{"name": "f", "arguments": {"a": 1', "spelled_ids": 3}
+
+
+@pytest.mark.case("C37")
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, GREEDY])
+def test_a_tool_call_whose_text_is_known_is_read_on(sampling):
+    request = chat(max_tokens=10, **TOOLS, **sampling)
+
+    found = plan(request, content(**SPELLED), 0, KNOWN, is_delivered=True)
+
+    assert isinstance(found, Resume)
+    assert found.way is Way.CALL
+    assert found.kept_ids == 3
+    body = body_of(found.request)
+    assert body["prompt"] == [1, 2, *IDS3]
+    assert body["max_tokens"] == 7
+    assert body["skip_special_tokens"] is False
+    assert "tools" not in body
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        pytest.param(STOPS, content(**SPELLED), id="a stop string"),
+        pytest.param({"tool_choice": "required"}, content(**SPELLED), id="a grammar"),
+        pytest.param(IMAGES, content(**SPELLED), id="media"),
+        pytest.param({}, answer_of("abc", **SPELLED), id="no ids"),
+        pytest.param({}, answer_of(ids=IDS3, prompt_ids=None, **SPELLED), id="no prompt ids"),
+        pytest.param({}, content(**SPELLED | {"spelled": "<f>"}), id="another markup"),
+    ],
+)
+def test_a_tool_call_that_cannot_be_read_on_is_replayed_or_given_up(fields, answer):
+    assert way_of(chat(**TOOLS, **fields, **GREEDY), answer) is Way.REPLAY
+    assert way_of(chat(**TOOLS, **fields), answer) is GiveUp
+
+
+def test_a_tool_call_that_nobody_saw_is_made_again():
+    assert way_of(chat(**TOOLS), content(**SPELLED), is_delivered=False) is Way.AGAIN
+
+
 def test_a_grammar_of_completions_cannot_be_entered_either():
     request = completions(structured_outputs={"regex": "a+"}, **GREEDY)
 

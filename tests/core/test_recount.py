@@ -2,6 +2,7 @@
 
 import pytest
 
+from pdproxy.core.answer import ToolCall
 from pdproxy.core.recount import DETOKENIZE, TOKENIZE, Question, recount
 from pdproxy.sim import tokenizer
 from tests.core.making import END_ID, answer_of, body_of, chat, completions
@@ -248,3 +249,37 @@ def test_text_that_was_held_back_comes_in_an_event_without_a_token():
     asked(completions(max_tokens=20, **held), answer)
 
     assert answer.choice(0).tokens == 2
+
+
+# --- a tool call
+
+
+@pytest.mark.case("C37")
+@pytest.mark.parametrize(
+    ("ids", "questions", "spelled"),
+    [
+        pytest.param([THE, OF], [[THE, OF]], " the of", id="whole"),
+        pytest.param([THE, HALF], [[THE, HALF], [THE]], " the", id="half a character"),
+        pytest.param([THE, END_ID, OF], [[OF]], " of", id="behind the reasoning"),
+    ],
+)
+def test_the_text_of_a_tool_call_is_that_of_all_ids(ids, questions, spelled):
+    answer = answer_of(ids=ids, shown=1, tool_calls={0: ToolCall("1", "f")})
+
+    asked_for = asked(chat(**TOOLS), answer)
+
+    assert [body_of(question)["tokens"] for question in asked_for] == questions
+    choice = answer.choice(0)
+    assert choice.spelled == spelled
+    assert choice.token_ids[: choice.spelled_ids].tolist() == ids[: choice.spelled_ids]
+
+
+def test_a_tool_call_without_ids_or_without_an_answer_has_no_text():
+    call = {"tool_calls": {0: ToolCall("1", "f")}, "spelled": "of the last cut"}
+    silenced, without_ids = answer_of(ids=[THE], **call), answer_of("x", **call)
+
+    assert len(asked(chat(**TOOLS), silenced, say=silent)) == 1
+    assert not asked(chat(**TOOLS), without_ids)
+
+    assert not silenced.choice(0).spelled
+    assert not without_ids.choice(0).spelled

@@ -22,7 +22,8 @@ ROOM = 100
 
 
 def ids_of(request, answer, room=ROOM):
-    return by_ids(request, answer, 0, end_id=END_ID, room=room)
+    kept = answer.choice(0).resumable_ids(END_ID)
+    return by_ids(request, answer, kept, end_id=END_ID, room=room)
 
 
 def thought_of(request, answer, room=ROOM):

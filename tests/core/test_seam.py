@@ -561,6 +561,19 @@ def test_tool_calls_are_whole_wherever_they_are_cut(data, cuts, steps, choice):
     check(Proxy(Engine(config, cuts=[cut * 4 for cut in cuts], steps=steps)), Api.CHAT, body)
 
 
+@pytest.mark.case("C37")
+@settings(UNHURRIED, max_examples=80)
+@given(st.data(), CUTS, STEPS, st.booleans())
+def test_sampled_tool_calls_are_whole_wherever_they_are_cut(data, cuts, steps, is_lost):
+    body = data.draw(bodies(Api.CHAT, stream=True, tools=TOY_TOOLS))
+    body |= {"temperature": 0.7, "max_tokens": 120}
+    body["messages"] = [{"role": "user", "content": "now use the tool"}]
+    config = data.draw(st.sampled_from([CONFIG, THINKER]))
+    engine = Engine(config, cuts=[cut * 4 for cut in cuts], steps=steps, is_lost=is_lost)
+
+    check(Proxy(engine), Api.CHAT, body)
+
+
 @pytest.mark.parametrize("cut", range(60))
 def test_a_tool_call_behind_reasoning_is_whole_for_every_cut(cut):
     body = {
