@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -25,6 +26,16 @@ class Outcome(StrEnum):
     def is_clients(self) -> bool:
         """Whether it was the client's own doing."""
         return self in {Outcome.CLIENT_ERROR, Outcome.CLIENT_DISCONNECTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What one answer said of itself; None where it did not."""
+
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    output_tokens: int | None
+    finish_reasons: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -84,11 +95,22 @@ class Account:
         own_s = self.timeline.own_s
         return None if own_s is None else own_s + self.pulse.work_s
 
-    def count(self, prompt: int | None, cached: int | None, output: int | None) -> None:
-        """Add the tokens of one answered prompt."""
-        self.prompt_tokens = _added(self.prompt_tokens, prompt)
-        self.cached_tokens = _added(self.cached_tokens, cached)
-        self.output_tokens = _added(self.output_tokens, output)
+    def count(self, counts: Counts) -> None:
+        """Add what one answer said."""
+        self.prompt_tokens = _added(self.prompt_tokens, counts.prompt_tokens)
+        self.cached_tokens = _added(self.cached_tokens, counts.cached_tokens)
+        self.output_tokens = _added(self.output_tokens, counts.output_tokens)
+        self.finish_reasons.extend(counts.finish_reasons)
+
+    def recount(self, rounds: Iterable[Counts], whole: Counts) -> None:
+        """Put the counts of a whole answer in the place of those of its rounds."""
+        for each in rounds:
+            self.prompt_tokens = _added(self.prompt_tokens, -(each.prompt_tokens or 0))
+            self.cached_tokens = _added(self.cached_tokens, -(each.cached_tokens or 0))
+            self.output_tokens = _added(self.output_tokens, -(each.output_tokens or 0))
+            for reason in each.finish_reasons:
+                self.finish_reasons.remove(reason)
+        self.count(whole)
 
     @property
     def is_uncounted(self) -> bool:

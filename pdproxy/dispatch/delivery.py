@@ -10,7 +10,7 @@ from pdproxy.core.error_events import engine_error, refuse_error
 from pdproxy.core.fleet import Lease
 from pdproxy.core.jsonfields import join_object, split_object
 from pdproxy.core.keeper import Keeper
-from pdproxy.dispatch.account import Outcome
+from pdproxy.dispatch.account import Counts, Outcome
 from pdproxy.dispatch.attempt import attempt
 from pdproxy.dispatch.legs import Call, Handoff, Tools, decode
 from pdproxy.dispatch.ports import Downstream
@@ -120,7 +120,6 @@ class Delivery:
         Where it told no usage, since the client did not ask or it was cut, its ids may tell.
         """
         account, tools, request = self._call.account, self._tools, self._request
-        account.finish_reasons.extend(facts.finished.values())
         usage = facts.usage
         prompt_tokens = handoff.prompt_tokens if usage is None else usage.prompt_tokens
         if usage is not None:
@@ -128,8 +127,11 @@ class Delivery:
             tools.outputs.observe(request.model, usage.completion_tokens // request.choices)
         else:
             output_tokens = None if keeper is None else keeper.answer.tokens_by_ids
-        account.count(prompt_tokens, handoff.cached_tokens, output_tokens)
-        if FAILED_FINISHES.intersection(facts.finished.values()):
+        finished = tuple(facts.finished.values())
+        counts = Counts(prompt_tokens, handoff.cached_tokens, output_tokens, finished)
+        account.count(counts)
+        self._round.counts = counts
+        if FAILED_FINISHES.intersection(finished):
             account.fail(Outcome.ENGINE_ERROR, "an answer ended with finish_reason error or abort")
 
     async def _respond(self, response: Response, handoff: Handoff) -> None:

@@ -9,6 +9,7 @@ from pdproxy.core.chunks import ChunkFacts
 from pdproxy.core.instance import Instance
 from pdproxy.core.jsonfields import JsonFields
 from pdproxy.core.keeper import Keeper
+from pdproxy.dispatch.account import Counts
 from pdproxy.dispatch.legs import Handoff
 from pdproxy.dispatch.ports import Headers
 from pdproxy.dispatch.relay import StreamFacts
@@ -36,6 +37,7 @@ class Round:
         decoder: the decoder that was asked last, None if none was.
         cut: the whole reply that it gave back.
         facts: what the answer has said, None if there was none.
+        counts: what the account has got from this round, None if nothing.
         is_enough: asked as the answer comes: once it says so, the rest is not wanted.
     """
 
@@ -47,6 +49,7 @@ class Round:
     decoder: Instance | None = None
     cut: CutReply | None = None
     facts: StreamFacts | ChunkFacts | None = None
+    counts: Counts | None = None
     is_enough: Callable[[], bool] | None = None
 
     def note(self, handoff: Handoff) -> None:

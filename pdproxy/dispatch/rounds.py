@@ -23,6 +23,7 @@ from pdproxy.core.resume import asks_ids, with_ids
 from pdproxy.core.retry import Phase, delay_s
 from pdproxy.core.seam import RoundEnd, Seam, ending, head
 from pdproxy.core.stops import hidden_stops
+from pdproxy.dispatch.account import Counts
 from pdproxy.dispatch.cuts import Cuts
 from pdproxy.dispatch.generate import Exchange
 from pdproxy.dispatch.legs import Call, Tools
@@ -62,6 +63,7 @@ class Rounds:
         self._cuts = Cuts(call.account)
         self._rounds = 1
         self._has_told_usage = False
+        self._played: list[Round] = []
 
     async def run(self) -> None:
         """Answer the request.
@@ -73,16 +75,20 @@ class Rounds:
         if await self._first():
             return
         note_echo(self._request, self._answer)
-        for index in range(self._request.choices):
-            if self._answer.choice(index).finish_reason is None:
-                self._forget_uncounted(index)
-                await self._finish_choice(index)
+        try:
+            for index in range(self._request.choices):
+                if self._answer.choice(index).finish_reason is None:
+                    self._forget_uncounted(index)
+                    await self._finish_choice(index)
+        finally:
+            self._count()
         await self._end()
 
     async def _first(self) -> bool:
         """Run the first round, again while nothing came of it; return whether all is said."""
         while True:
-            this = Round(self._new_keeper, self._cuts.decoders, is_stuck=self._cuts.idle > 0)
+            this = self._new_round()
+            this.new_keeper = self._new_keeper
             try:
                 await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
             except PDProxyError as error:
@@ -96,6 +102,11 @@ class Rounds:
                 await self._before_round()
             else:
                 return True
+
+    def _new_round(self) -> Round:
+        this = Round(avoid=self._cuts.decoders, is_stuck=self._cuts.idle > 0)
+        self._played.append(this)
+        return this
 
     def _new_keeper(self) -> Keeper:
         """Begin the answer anew: what an attempt said of which nothing was delivered is none."""
@@ -146,7 +157,7 @@ class Rounds:
         seam = Seam(self._request, self._answer, index, resume)
         before = choice.tokens
         part = Part(self._downstream, seam, self._deliver, self._call.account.pulse)
-        this = Round(avoid=self._cuts.decoders, is_stuck=self._cuts.idle > 0)
+        this = self._new_round()
         this.is_enough = lambda: seam.end.is_stopped
         try:
             await Exchange(tools, resume.request, self._call, part, this).run()
@@ -247,14 +258,18 @@ class Rounds:
         for event in sse.split_block(block):
             self._reply.add(msgspec.json.decode(sse.data_of(event)))
 
+    def _count(self) -> None:
+        """Let the account have the counts of the answer instead of those of its rounds."""
+        answer = self._answer
+        ends = [choice.finish_reason for _, choice in sorted(answer.choices.items())]
+        reasons = tuple(reason for reason in ends if reason is not None)
+        whole = Counts(answer.prompt_tokens, answer.cached_tokens, _total(answer), reasons)
+        counted = [this.counts for this in self._played if this.counts is not None]
+        self._call.account.recount(counted, whole)
+
     async def _end(self) -> None:
         """Tell the client the end of an answer of several rounds."""
-        reasons = [c.finish_reason or "" for _, c in sorted(self._answer.choices.items())]
-        account, usage = self._call.account, self._answer.usage()
-        account.finish_reasons[:] = reasons
-        account.prompt_tokens = self._answer.prompt_tokens
-        account.cached_tokens = self._answer.cached_tokens
-        account.output_tokens = sum(c.tokens for c in self._answer.choices.values())
+        usage = self._answer.usage()
         if self._reply is not None:
             await self._downstream.respond(OK, self._headers, self._reply.composed())
             return

@@ -43,6 +43,21 @@ async def test_token_ids_count_what_usage_would_have_told(
     assert (untold, paced) == (0, 2)
 
 
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_prompts_of_a_list_are_counted_once_each_though_one_was_cut(stream: bool) -> None:
+    asked = {"prompt": ["one", "two", "three"], "max_tokens": 9, "ignore_eos": True}
+    asked |= {"stream": True, **ASKS_USAGE} if stream else {}
+    async with sims(SimConfig(), "--token-ids", "always") as stage:
+        stage.decoder.faults.recompute_after[:] = [4]
+        given, uncut = await stage.both(COMPLETIONS, asked)
+        last = uncut.chunks_of_json[-1] if stream else uncut.json
+        await until_counted(stage.proxy, last["usage"]["completion_tokens"])
+        prompts = await metric(stage.proxy, "pdproxy_prompt_tokens_total")
+
+    assert given.status == 200
+    assert prompts == last["usage"]["prompt_tokens"]
+
+
 async def test_stream_that_tells_nothing_is_counted_as_such_and_not_guessed() -> None:
     async with scene([None], [None], "--token-ids", "never") as stage:
         await stage.post(CHAT, chat(stream=True, max_tokens=5))

@@ -1,7 +1,7 @@
 import pytest
 
 from pdproxy.core.timeline import Timeline
-from pdproxy.dispatch.account import Account, Outcome
+from pdproxy.dispatch.account import Account, Counts, Outcome
 
 
 def account():
@@ -10,13 +10,26 @@ def account():
 
 def test_tokens_of_all_prompts_are_added_and_unknown_ones_are_not_zero():
     counted = account()
-    counted.count(3, 0, None)
-    counted.count(4, None, None)
+    counted.count(Counts(3, 0, None, ("stop",)))
+    counted.count(Counts(4, None, None, ("length",)))
 
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (7, 0, None)
 
-    counted.count(None, 2, 5)
+    counted.count(Counts(None, 2, 5, ()))
     assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (7, 2, 5)
+    assert counted.finish_reasons == ["stop", "length"]
+
+
+def test_counts_of_a_whole_answer_stand_in_the_place_of_those_of_its_rounds():
+    counted = account()
+    rounds = [Counts(3, 1, None, ("stop",)), Counts(5, 4, 2, ("stop",))]
+    for each in (*rounds, Counts(10, 0, 20, ("length",))):  # the last one is of another prompt
+        counted.count(each)
+
+    counted.recount(rounds, Counts(3, 1, 4, ("tool_calls",)))
+
+    assert (counted.prompt_tokens, counted.cached_tokens, counted.output_tokens) == (13, 1, 24)
+    assert counted.finish_reasons == ["length", "tool_calls"]
 
 
 @pytest.mark.parametrize(
