@@ -112,6 +112,7 @@ class Supervisor:
         self._running = SharedInFlight(memory, None, RUNNING_SLOT)
         self._snapshot = Snapshot(0, ())
         self._roster: FleetRoster | None = None
+        self._announcing: asyncio.Task[None] | None = None
         self._crew = Crew(
             len(sockets), self._launch, self._receive, self._respond, self._died, time.monotonic
         )
@@ -127,20 +128,20 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         async with own_roster(self._settings, self._fleet, _ignore) as self._roster:
             self._publish()
-            tasks = [
-                spawn(self._keep_publishing(), name="snapshots"),
-                spawn(self._announce(), name="announce"),
-            ]
+            publishing = spawn(self._keep_publishing(), name="snapshots")
+            self._announcing = spawn(self._announce(), name="announce")
             try:
                 is_clean = await self._crew.run()
             finally:
-                for task in tasks:
-                    task.cancel()
+                publishing.cancel()
+                self._announcing.cancel()
         logger.info("stopped")
         return is_clean
 
     def _stop(self) -> None:
         logger.info("stopping; %s in flight", counted(self._running.count(), "request"))
+        if self._announcing is not None:
+            self._announcing.cancel()
         # Workers have these sockets open themselves, as long as they still accept.
         for listening in chain(*self._sockets, self._metrics_sockets):
             listening.close()
