@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
-    counts = config.stash[LEFT_OUT]
+    counts = config.stash.get(LEFT_OUT, Counter())  # none if a path was not found
     return [f"{count} tests are left out: {text}" for text, count in sorted(counts.items())]
 
 

@@ -113,6 +113,11 @@ class Fleet:
         member = self.members.get(instance)
         return member.state if member is not None else State.GONE
 
+    def is_on_trial(self, instance: Instance) -> bool:
+        """Whether it was ejected, and no request has gone well on it since."""
+        member = self.members.get(instance)
+        return member is not None and member.health.is_on_trial
+
     def state_age_s(self, instance: Instance) -> float:
         """Return for how long it has been in its state; 0 for one that was forgotten."""
         member = self.members.get(instance)

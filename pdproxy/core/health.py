@@ -40,6 +40,7 @@ class Health:
 
     Attributes:
         ejections: how often it was ejected.
+        is_on_trial: it was ejected, and no request has gone well since.
         is_dead: as far as known it serves nobody: it refuses connections, or several probes in a
             row failed.
         last_error: why a request or a probe failed last, in words; "" if none has.
@@ -50,7 +51,7 @@ class Health:
         self._rules = rules
         self._failures = 0  # of requests, in a row
         self._probe_failures = 0  # in a row
-        self._is_on_trial = False
+        self.is_on_trial = False
         self._next_ejection_s = rules.ejection_s
         self._ejected_until_s = -math.inf
         self.ejections = 0
@@ -61,12 +62,12 @@ class Health:
     @property
     def is_blemished(self) -> bool:
         """Whether a success would change anything: it has failed since the last one."""
-        return self._failures > 0 or self._is_on_trial
+        return self._failures > 0 or self.is_on_trial
 
     def succeed(self) -> None:
         """A request went well: all is forgiven."""
         self._failures = 0
-        self._is_on_trial = False
+        self.is_on_trial = False
         self._next_ejection_s = self._rules.ejection_s
 
     def fail(self, now_s: float, *, certain: bool, why: str = "") -> bool:
@@ -80,7 +81,7 @@ class Health:
         self._failures += 1
         self._note(now_s, why)
         is_enough = self._failures >= self._rules.failures_to_eject
-        if not (certain or self._is_on_trial or is_enough):
+        if not (certain or self.is_on_trial or is_enough):
             return False
         self._eject(now_s, is_dead=certain)
         return True
@@ -115,7 +116,7 @@ class Health:
 
     def _eject(self, now_s: float, *, is_dead: bool) -> None:
         self._failures = 0
-        self._is_on_trial = True
+        self.is_on_trial = True
         self.is_dead = is_dead
         self.ejections += 1
         self._ejected_until_s = now_s + self._next_ejection_s

@@ -30,6 +30,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
         engine: what the engine says of itself; None if it has said nothing.
         is_cut: its time for draining is over.
         is_dead: it is known to serve nobody.
+        is_on_trial: it was ejected, and no request has gone well since.
         ramp_s: when its slow start began, None if it is over.
         is_blemished: it has failed since its last success, so that a success is worth telling.
     """
@@ -47,6 +48,7 @@ class InstanceState(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineReport | None
     is_cut: bool
     is_dead: bool
+    is_on_trial: bool
     ramp_s: float | None
     is_blemished: bool
 
@@ -109,6 +111,7 @@ class Replica:
         member.capacity_tokens = state.capacity_tokens
         member.engine = state.engine
         member.health.is_dead = state.is_dead
+        member.health.is_on_trial = state.is_on_trial
         if state.is_cut:
             self._members.cut(member)
         self._members.start_slowly(member, state.ramp_s)
@@ -131,6 +134,7 @@ def _state_of(member: Member) -> InstanceState:
         engine=member.engine,
         is_cut=member.is_cut,
         is_dead=member.health.is_dead,
+        is_on_trial=member.health.is_on_trial,
         ramp_s=member.ramp.start_s if member.ramp is not None else None,
         is_blemished=member.health.is_blemished,
     )

@@ -12,6 +12,7 @@ from pdproxy.core.fleet import Fleet
 from pdproxy.core.instance import Instance, Role, State
 
 LABELS = ("role", "instance")
+_OPEN = 2.0  # of the circuit
 # The state of one that is gone has no series, as it has none itself.
 STATES = tuple(state for state in State if state is not State.GONE)
 
@@ -47,6 +48,10 @@ class FleetCollector(Collector):
     def _states(self, instances: list[Instance]) -> Iterator[Metric]:
         up = _gauge("up", "1 if it may get requests.")
         states = _gauge("state", "1 for the state it is in.", "state")
+        circuit = _gauge(
+            "circuit_state",
+            "0: closed; 1: half open, the next failed request ejects it again; 2: open, ejected.",
+        )
         available = GaugeMetricFamily(
             "pdproxy_instances_available",
             "Instances that may get requests now and are not known to be dead.",
@@ -55,11 +60,13 @@ class FleetCollector(Collector):
         for instance in instances:
             key, state = _key(instance), self._fleet.state(instance)
             up.add_metric(key, float(state is State.ACTIVE))
+            is_tried = state is State.ACTIVE and self._fleet.is_on_trial(instance)
+            circuit.add_metric(key, _OPEN if state is State.EJECTED else float(is_tried))
             for each in STATES:
                 states.add_metric([*key, each.value], float(state is each))
         for role in Role:
             available.add_metric([role.value], self._fleet.ready_count(role))
-        yield from (up, states, available)
+        yield from (up, states, circuit, available)
 
     def _loads(self, instances: list[Instance]) -> Iterator[Metric]:
         requests = _gauge("requests_in_flight", "Legs in flight.")

@@ -28,6 +28,8 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "content": (SAID, {}),
     "content where a tool may be called": (SAID, {"tools": [WEATHER]}),
     "a call": (CALL, {"tools": [WEATHER]}),
+    "a sampled call": (CALL, {"tools": [WEATHER], "temperature": 0.8}),
+    "two sampled calls": (CALL + "\n" + CALL, {"tools": [WEATHER], "temperature": 0.8}),
     "a call behind content": (SAID + "\n" + CALL, {"tools": [WEATHER]}),
     "a JSON schema": (JSON, {"response_format": COLOR}),
 }

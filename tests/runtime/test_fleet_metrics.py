@@ -29,8 +29,9 @@ class Rig:
     """A collector of one prefiller and one decoder."""
 
     def __init__(self):
+        self.now_s = 0.0
         policies = {role: POLICIES["least_load"](role, random.Random(0)) for role in Role}
-        self.fleet = Fleet(LoadBoard(), policies, lambda: 0.0)
+        self.fleet = Fleet(LoadBoard(), policies, lambda: self.now_s)
         self.p1, self.d1 = (
             self.fleet.add(role, Endpoint("h", 1), state=State.ACTIVE)[0] for role in Role
         )
@@ -46,6 +47,21 @@ class Rig:
 @pytest.fixture
 def rig():
     return Rig()
+
+
+def test_circuit_is_open_while_ejected_and_half_open_until_a_request_goes_well(rig):
+    circuit = "pdproxy_instance_circuit_state"
+    seen = [rig.samples(circuit)["decode"]]
+    rig.fleet.report_failure(rig.d1, certain=True)
+    seen.append(rig.samples(circuit)["decode"])
+    rig.now_s = 60.0
+    rig.fleet.admit(rig.d1)
+    seen.append(rig.samples(circuit)["decode"])
+    rig.fleet.report_success(rig.d1)
+    seen.append(rig.samples(circuit)["decode"])
+
+    assert seen == [0, 2, 1, 0]
+    assert rig.samples(circuit)["prefill"] == 0
 
 
 def test_what_engines_say_is_told_and_what_they_do_not_say_has_no_series(rig):
