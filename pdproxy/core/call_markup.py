@@ -30,33 +30,37 @@ class Markup:
         opener: what begins it.
         name: matches all up to the end of its name, once that is there; the groups are `name` and,
             if a call has an id of its own, `id`.
-        begin: matches what stands between name and arguments, once these begin.
+        begin: matches what stands between name and arguments, once these begin, or once it is
+            known that there are none.
         closers: what ends it.
-        tail: matches what may not belong to the arguments, at the end of their text so far.
+        brace: what closes the object around name and arguments, "" if there is none. With white
+            space around it, it stands between the arguments and a closer.
     """
 
     opener: str
     name: re.Pattern[str]
     begin: re.Pattern[str]
     closers: tuple[str, ...]
-    tail: re.Pattern[str]
+    brace: str
 
 
+# No part of these patterns can match what the next one can, or a long run of white space would
+# take time by its square and more.
 HERMES = Markup(
     opener="<tool_call>",
     name=re.compile(r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"'),
-    begin=re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\S)'),
+    begin=re.compile(r'\s*,\s*"arguments"\s*:\s*(?=\S)|(?=\s*(?:\}\s*)?</tool_call>)'),
     closers=("</tool_call>",),
-    tail=re.compile(r"\s*\}?\s*\Z"),  # the brace is that of the object around name and arguments
+    brace="}",
 )
 KIMI = Markup(
     opener="<|tool_call_begin|>",
     name=re.compile(
-        r"\s*(?P<id>(?:functions\.)?(?P<name>[^:<]+):\d+)\s*<\|tool_call_argument_begin\|>"
+        r"\s*(?P<id>(?:functions\.)?(?P<name>[^:<\s][^:<]*):\d+)\s*<\|tool_call_argument_begin\|>"
     ),
     begin=re.compile(""),
     closers=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
-    tail=re.compile(r"\Z"),
+    brace="",
 )
 MARKUPS = (KIMI, HERMES)
 
@@ -173,23 +177,28 @@ class CallReader:
             (at, len(closer)) for closer in self._markup.closers if (at := text.find(closer)) >= 0
         ]
         at, size = min(ends, default=(len(text) - self._start_of_closer(text), 0))
-        tail = self._markup.tail.search(text[:at])
-        kept = at if tail is None else tail.start()
-        pieces += self._say(text[:kept])
+        kept = self._without_brace(text[:at])
+        pieces += self._say(kept)
         if not ends:
-            self._text = text[kept:]
+            self._text = text[len(kept) :]
             return False
         self._state, self._text, self._ahead = _State.OUTSIDE, text[at + size :], 0
         return True
 
     def _matched(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """Take off what a pattern matches; None if that has not come yet."""
-        found = pattern.match(self._text)
+        text = self._text
+        found = pattern.match(text)
         if found is not None:
-            self._text = self._text[found.end() :]
-        elif len(self._text) > _MAX_HEAD_CHARACTERS:
+            self._text = text[found.end() :]
+        elif len(text) > _MAX_HEAD_CHARACTERS or any(c in text for c in self._markup.closers):
             raise RecomputeUnsupported("the answer cannot be continued: its tool call is not read")
         return found
+
+    def _without_brace(self, text: str) -> str:
+        """Return text without what may not belong to the arguments, at its end."""
+        brace = self._markup.brace
+        return text.rstrip().removesuffix(brace).rstrip() if brace else text
 
     def _start_of_closer(self, text: str) -> int:
         """Return how many characters at the end may be the start of a closer."""

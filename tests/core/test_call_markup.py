@@ -1,6 +1,7 @@
 """A tool call that was cut is read on from its text, whatever of it was delivered."""
 
 import json
+import time
 from itertools import pairwise
 from typing import Any
 
@@ -72,6 +73,13 @@ def reading(text: str, told: dict[int, ToolCall]) -> tuple[CallReader, list[Obje
     found = read_on(text, told)
     assert found is not None
     return found
+
+
+def calls_in(reader: CallReader, text: str, size: int) -> list[ToolCall]:
+    """Feed pieces of a size, as a stream of tokens does."""
+    for start in range(0, len(text), size):
+        reader.feed(text[start : start + size])
+    return reader.calls
 
 
 def add(calls: dict[int, ToolCall], pieces: list[Any]) -> None:
@@ -176,3 +184,52 @@ def test_arguments_without_the_white_space_that_a_parser_took_off_stay_so():
     add(told, missing + reader.feed(": 1}<|tool_call_end|>"))
 
     assert told[0].arguments == '{"a": 1}'
+
+
+@pytest.mark.parametrize("brace", ["", "}"])
+def test_a_call_without_arguments_does_not_hide_the_next_one(brace):
+    reader = CallReader(HERMES)
+    calls: dict[int, ToolCall] = {}
+
+    for character in f'<tool_call>{{"name": "f"{brace} </tool_call><tool_call>{{"name": "g", "arg':
+        add(calls, reader.feed(character))
+    add(calls, reader.feed('uments": {}}</tool_call>'))
+
+    assert [(call.name, call.arguments) for call in calls.values()] == [("f", ""), ("g", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("markup", "text"),
+    [
+        (HERMES, '<tool_call>{"arguments": {}, "name": "f"}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f", "parameters": {}}</tool_call>'),
+        (KIMI, "<|tool_call_begin|>f<|tool_call_end|>"),
+    ],
+    ids=["arguments first", "another name for them", "no number"],
+)
+def test_a_call_that_ends_before_its_head_is_read_is_refused_and_not_left_out(markup, text):
+    with pytest.raises(RecomputeUnsupported, match="tool call"):
+        CallReader(markup).feed(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>{"name": "f", "arguments": {"a": "%s"}}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": 1}%s}</tool_call>',
+        '<tool_call>{"name": "f"%s}</tool_call>',
+        "<|tool_call_begin|>%sfunctions.f:0%s<|tool_call_argument_begin|>{}<|tool_call_end|>",
+    ],
+    ids=["in the arguments", "behind them", "in place of them", "around a name"],
+)
+def test_a_long_run_of_white_space_takes_no_longer_than_text(text):
+    """Steps that go with its cube would take years here."""
+    size = 2000 if "arguments" not in text else 30_000
+    text = text.replace("%s", " " * size)
+    markup = KIMI if text.startswith("<|") else HERMES
+    begun_s = time.process_time()
+
+    (call,) = calls_in(CallReader(markup), text, 16)
+
+    assert call.name == "f"
+    assert time.process_time() - begun_s < 5
