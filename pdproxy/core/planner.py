@@ -182,7 +182,8 @@ class _Cut:
         if choice.has_all_ids and choice.is_flushed:
             tokens = max(tokens, len(choice.token_ids))
         elif choice.has_all_ids:
-            tokens = max(tokens, len(choice.resumable_ids(self.abilities.reasoning_end_id)))
+            ids = choice.resumable_ids(self.abilities.reasoning_end_id)
+            tokens = max(tokens, len(ids), choice.spelled_ids)
         is_full = room is not None and self.answer.prompt_tokens + tokens >= room
         return is_full or (limit is not None and tokens >= limit)
 

@@ -17,7 +17,7 @@ from pdproxy.core.continuation import is_recomputed
 from pdproxy.core.jsonfields import decode, encode
 from pdproxy.core.keeper import count_entries, note_choice, note_head
 from pdproxy.core.logprobs import as_chat, shifted
-from pdproxy.core.plain import Object, as_list, as_object, as_objects, as_text, as_whole, plain
+from pdproxy.core.plain import Object, as_object, as_objects, as_text, as_whole, plain
 from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
@@ -183,9 +183,15 @@ class Seam:
         """Return the text of a completion as that part of a chat message which it is."""
         if self._calls is not None:
             pieces, self._missing = [*self._missing, *self._calls.feed(text)], []
-            return {"tool_calls": pieces} if pieces else {}
+            return self._calls_delta(pieces)
         name = "content" if self._resume.way is not Way.THINK else self._choice.reasoning_field
         return {name: text} if text else {}
+
+    def _calls_delta(self, pieces: list[Object]) -> Object:
+        """Return a delta of tool calls; a client that wants one call gets the first."""
+        if plain(self._request.fields.get("parallel_tool_calls")) is False:
+            pieces = [piece for piece in pieces if piece["index"] == 0]
+        return {"tool_calls": pieces} if pieces else {}
 
     def _note_end(self, choice: Object) -> None:
         """Note an end; that of the reasoning, or of a round only, is none for the client."""
@@ -202,8 +208,8 @@ class Seam:
             choice.pop("stop_reason", None)
         elif self._calls is not None:
             delta = as_object(choice["delta"])
-            pieces = [*as_list(delta.get("tool_calls")), *self._calls.end()]
-            choice["delta"] = {"tool_calls": pieces} if pieces else {}
+            pieces = [*as_objects(delta.get("tool_calls")), *self._calls.end()]
+            choice["delta"] = self._calls_delta(pieces)
             choice["finish_reason"] = "tool_calls" if reason == "stop" else reason
 
     def _usage_now(self) -> Object:

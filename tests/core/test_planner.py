@@ -21,6 +21,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"schema": {}}}
 GREEDY = {"temperature": 0}
 STOPS = {"stop": ["END"]}
 CALL = {"tool_calls": {0: ToolCall("1", "f", "{")}}
+SPELLED = CALL | {"spelled": '<tool_call>{"name": "f", "arguments": {"a": 1', "spelled_ids": 3}
 LOST = {"is_flushed": False}
 IMAGES = {"messages": [{"role": "user", "content": [IMAGE, {"type": "text", "text": "hi"}]}]}
 OPEN = {"continue_final_message": True, "add_generation_prompt": False}
@@ -64,6 +65,11 @@ def whole(**facts):
         pytest.param(chat(max_tokens=3), thoughts(), id="in reasoning"),
         pytest.param(chat(max_tokens=3), at_marker(), id="at the marker"),
         pytest.param(chat(max_tokens=3, **TOOLS), content(**CALL), id="in a tool call"),
+        pytest.param(
+            chat(max_tokens=3, **TOOLS),
+            content(is_flushed=False, shown=2, **SPELLED),
+            id="in a tool call, lost with the last token",
+        ),
         pytest.param(chat(max_tokens=3), answer_of("abc", outputs=3), id="without ids"),
         pytest.param(chat(), answer_of("a", ids=[9] * 98), id="at the end of the context"),
     ],
@@ -151,9 +157,6 @@ def test_what_cannot_be_entered_is_given_up_else(fields, answer, sampling):
 
 
 # A call whose text is known, and what makes it one that cannot be read on.
-SPELLED = CALL | {"spelled": '<tool_call>{"name": "f", "arguments": {"a": 1', "spelled_ids": 3}
-
-
 @pytest.mark.case("C37")
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.7}, GREEDY])
 def test_a_tool_call_whose_text_is_known_is_read_on(sampling):

@@ -407,6 +407,24 @@ def test_a_replay_that_differs_is_refused():
         replay(answer).rewrite(chat_event({"content": "b"}, token_ids=[9]))
 
 
+@pytest.mark.parametrize("is_said_before", [False, True], ids=["in the rest", "before the cut"])
+def test_a_client_that_wants_one_call_at_a_time_gets_the_first(is_said_before):
+    """An engine that reads the calls itself leaves out the others."""
+    begun, rest = '<tool_call>{"name": "f", "arguments": {"a": ', "1}}</tool_call>"
+    other = '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    told = {0: ToolCall("c", "f", '{"a": 1}' if is_said_before else "")}
+    spelled = begun + rest + other if is_said_before else begun
+    answer = answer_of(ids=[5, 6], spelled=spelled, spelled_ids=2, tool_calls=told)
+    request = chat(max_tokens=9, parallel_tool_calls=False, **TOOLS)
+    seam = seam_of(request, answer, Way.CALL)
+
+    seam.rewrite(text_event("" if is_said_before else rest + other, token_ids=[7]))
+    _, choice = one(seam.rewrite(text_event("", token_ids=[8], finish_reason="stop")))
+
+    assert answer.choice(0).tool_calls == {0: ToolCall("c", "f", '{"a": 1}')}
+    assert choice["finish_reason"] == "tool_calls"
+
+
 def test_the_same_request_again_may_tell_the_prompt_ids():
     answer = answer_of(prompt_ids=None)
     seam = seam_of(chat(), answer, Way.AGAIN)
