@@ -15,6 +15,7 @@ import msgspec
 
 from pdproxy.core.jsonfields import JsonFields, Raw, decode, join_object, raw, split_object
 from pdproxy.core.media import measure_messages
+from pdproxy.core.plain import as_whole, plain
 from pdproxy.errors import InvalidRequest
 
 # Fields by which engines talk to each other. From a client they could read other requests' KV
@@ -195,8 +196,8 @@ def _items(text: bytes) -> list[Raw]:
     try:
         return _RAW_LIST.decode(text)
     except msgspec.DecodeError:  # such as a lone surrogate, which engines take
-        plain = decode(text)
-    return [raw(item) for item in plain] if isinstance(plain, list) else []
+        found = decode(text)
+    return [raw(item) for item in found] if isinstance(found, list) else []
 
 
 def _is_decode_only(api: Api, fields: JsonFields) -> bool:
@@ -228,8 +229,8 @@ def _output_limit(api: Api, fields: JsonFields) -> int | None:
 def _stops(value: Raw | None) -> frozenset[str]:
     if not _is_given(value):
         return frozenset()
-    plain = _plain(value)
-    items = plain if isinstance(plain, list) else [plain]
+    found = plain(value)
+    items = found if isinstance(found, list) else [found]
     return frozenset(item for item in items if isinstance(item, str))
 
 
@@ -242,20 +243,10 @@ def _is_true(value: Raw | None) -> bool:
 
 
 def _integer(value: Raw | None) -> int | None:
-    plain = _plain(value)
-    return plain if isinstance(plain, int) and not isinstance(plain, bool) else None
+    return as_whole(plain(value))
 
 
 def _text(value: Raw | None) -> str:
     """Return a string that can be logged and counted under, whatever it holds."""
-    plain = _plain(value)
-    return plain.encode("utf-8", "replace").decode() if isinstance(plain, str) else ""
-
-
-def _plain(value: Raw | None) -> object:
-    if value is None:
-        return None
-    try:
-        return decode(value)
-    except ValueError:
-        return None
+    text = plain(value)
+    return text.encode("utf-8", "replace").decode() if isinstance(text, str) else ""
