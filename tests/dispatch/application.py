@@ -41,7 +41,8 @@ from tests.fakes.waiting import until
 PASSED_ON = "/v1/audio/transcriptions"
 # A busy machine may stand still for longer than a connection may take by default.
 PATIENT = ("--connect-timeout", "60")
-ARGUMENTS = (*PATIENT, "--retry-delay", "0", "--stream-buffer-bytes", "1024")
+# Three rounds: a first one, one between others, and the last one.
+ARGUMENTS = (*PATIENT, "--retry-delay", "0", "--max-rounds", "3", "--stream-buffer-bytes", "1024")
 
 
 async def no_requests() -> list[RunningRequest]:
