@@ -7,6 +7,7 @@ import random
 import pytest
 
 from pdproxy.core.instance import Endpoint, Instance, Role, State
+from pdproxy.core.record import EngineReport
 from pdproxy.core.timeline import Timeline
 from pdproxy.dispatch.account import Account, Outcome
 from pdproxy.runtime.recorder import Recorder
@@ -98,6 +99,27 @@ async def test_problems_stand_first_and_other_orders_can_be_chosen(browser):
     }
     for part in ("ejected for 1 min", "draining for 1 min", "97 % of 100", "90 % of 100"):
         assert part in text
+
+
+async def test_kv_cache_is_as_full_as_its_engine_says_or_else_as_is_counted_here(browser):
+    async with board() as made:
+        made.roster.records = [
+            record(instance="d:1", kv_tokens=10, capacity_tokens=100),
+            record(
+                instance="d:2",
+                kv_tokens=10,
+                capacity_tokens=100,
+                engine=EngineReport(capacity_tokens=100, kv_usage=0.96),
+            ),
+        ]
+        async with visit(browser, made.port) as seen:
+            await seen.until_shown()
+            rows = await seen.page.evaluate(ROWS, "decode")
+            text = await seen.text("#list-decode")
+
+    assert rows == ["d:2", "d:1"]
+    assert "96 % of 100" in text
+    assert "10 % of 100" in text
 
 
 async def test_what_went_wrong_on_an_instance_stands_in_its_row(browser):
