@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pdproxy.core.jsonfields import encode
+from pdproxy.core.plain import as_list, as_whole
 from pdproxy.core.planner import Abilities
 from pdproxy.core.recount import TOKENIZE
 from pdproxy.dispatch.tokenizer import Ask
@@ -95,14 +96,12 @@ class AbilityBook:
             answer = await ask(TOKENIZE, encode(_question(model, text)))
             if answer is None:
                 return None
-            ids, length = answer.get("tokens"), answer.get("max_model_len")
-            if end_id is None and isinstance(ids, list) and len(ids) == 1:
-                end_id = ids[0]
+            ids, length = as_list(answer.get("tokens")), as_whole(answer.get("max_model_len"))
+            if end_id is None and len(ids) == 1:
+                end_id = as_whole(ids[0])
             if end_id is not None:
                 break
-        return Abilities(
-            reasoning_end_id=end_id, max_model_len=length if isinstance(length, int) else None
-        )
+        return Abilities(reasoning_end_id=end_id, max_model_len=length or None)
 
 
 def _question(model: str, text: str) -> Mapping[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from pdproxy.core.fleet import Fleet
@@ -17,6 +18,7 @@ from pdproxy.upstream.limits import Timeouts
 Ask = Callable[[str, bytes], Awaitable[Object | None]]
 
 _TIMEOUTS = Timeouts(connect_s=5, head_s=5, idle_s=5)
+_LONGEST_S = 10.0  # for an answer, whoever gives it: meanwhile the client hears nothing
 _MAX_BYTES = 64 * 1024 * 1024  # a million ids take ten
 _OK = 200
 
@@ -24,13 +26,28 @@ _OK = 200
 class Tokenizer:
     """The tokenizer of the engines, as a client with these headers reaches it."""
 
-    def __init__(self, client: EngineClient, fleet: Fleet, headers: HeaderList) -> None:
+    def __init__(
+        self,
+        client: EngineClient,
+        fleet: Fleet,
+        headers: HeaderList,
+        *,
+        longest_s: float = _LONGEST_S,
+    ) -> None:
         self._client = client
         self._fleet = fleet
         self._headers = headers
+        self._longest_s = longest_s
 
     async def ask(self, path: str, body: bytes) -> Object | None:
-        """Return what an engine says; None if none does."""
+        """Return what an engine says; None if none does in time."""
+        try:
+            async with asyncio.timeout(self._longest_s):
+                return await self._first_answer(path, body)
+        except TimeoutError:
+            return None
+
+    async def _first_answer(self, path: str, body: bytes) -> Object | None:
         for instance in self._fleet.available(Role.DECODE):
             try:
                 response = await self._client.send(

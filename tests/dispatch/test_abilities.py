@@ -44,6 +44,14 @@ async def test_engines_that_do_not_tell_are_asked_again():
     assert (await book.find("m", engines.ask)).reasoning_end_id == 11
 
 
+@pytest.mark.parametrize("token", ["5", None, 1.5, True, {}])
+async def test_what_is_no_token_id_is_taken_for_none(token):
+    async def ask(path, body):
+        return {"tokens": [token], "max_model_len": token}
+
+    assert await AbilityBook().find("m", ask) == Abilities()
+
+
 async def test_given_id_is_that_of_every_model():
     book, engines = AbilityBook(7), Asked(**{"</think>": 11})
 

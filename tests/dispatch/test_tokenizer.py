@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pdproxy.core.instance import Endpoint, Role, State
 from pdproxy.core.jsonfields import raw
 from pdproxy.core.recount import DETOKENIZE, Question
@@ -10,8 +12,10 @@ from pdproxy.sim import tokenizer as toy
 from pdproxy.sim.cluster import in_process
 from pdproxy.sim.config import SimConfig
 from tests.dispatch.stage import Stage, stage
+from tests.fakes import behaviours
 
 THE, OF = toy.encode(" the of")
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n"
 BODY = b'{"tokens": [%d]}' % THE
 
 
@@ -36,6 +40,19 @@ async def test_none_is_told_if_no_decoder_tells():
         join(play, gone.port)
 
         assert await of(play).ask("/nowhere", BODY) is None
+
+
+async def test_engine_that_takes_for_ever_over_its_answer_is_given_up():
+    """Each byte comes within the time that an engine may be silent."""
+    pieces: list[bytes | float] = [b" ", 0.1]
+    slowly = behaviours.raw([HEAD, *pieces * 600], then="close")
+    async with stage(p=[], d=[None, None]) as play:
+        for decoder in play.d:
+            decoder.routes[DETOKENIZE] = slowly
+        tokenizer = Tokenizer(play.tools.client, play.tools.fleet, [], longest_s=0.3)
+
+        async with asyncio.timeout(20):
+            assert await tokenizer.ask(DETOKENIZE, BODY) is None
 
 
 async def test_questions_are_answered_until_there_are_none():
