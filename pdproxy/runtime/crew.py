@@ -39,6 +39,8 @@ FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 10.0
 # Deaths in a row of workers that never came to serve, while none has: it will not get better.
 MAX_FAILED_STARTS = 4
+# For a worker to come to serve, which takes about one second: one that has not is killed.
+START_S = 60.0
 # Between two questions whether a worker is there, and for its answer.
 PING_S = 1.0
 SILENCE_S = 2.0
@@ -77,9 +79,10 @@ class Crew:
         on_question: answers what they ask.
         on_death: called with the row of each that is dead.
         clock: a monotonic clock, in seconds.
+        start_s: what a worker has to come to serve.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 -- what it is told of and asked, each named at the call
         self,
         count: int,
         launch: Launch,
@@ -87,7 +90,10 @@ class Crew:
         on_question: OnQuestion,
         on_death: Callable[[int], None],
         clock: Callable[[], float],
+        *,
+        start_s: float = START_S,
     ) -> None:
+        self._start_s = start_s
         self._count = count
         self._launch = launch
         self._on_message = on_message
@@ -161,6 +167,7 @@ class Crew:
             began_s = self._clock()
             child = await self._launch(row)
             self._children[row] = child
+            child.watch = spawn(self._limit_start(child), name=f"start of worker {row}")
             if self._stopping.is_set():
                 child.channel.tell(Stop())
             await child.channel.listen(partial(self._receive, child), self._on_question)
@@ -195,6 +202,8 @@ class Crew:
         if isinstance(message, Started):
             child.is_serving = child.has_served = True
             self._failed_starts = 0
+            if child.watch is not None:
+                child.watch.cancel()
             child.watch = spawn(self._watch(child), name=f"watch of worker {child.row}")
             self._tell_peers()
             if len(self.serving) == self._count:
@@ -206,6 +215,16 @@ class Crew:
             child.faults = message.faults
         else:
             self._on_message(message)
+
+    async def _limit_start(self, child: Child) -> None:
+        """Kill a worker that does not come to serve: nobody asks it yet whether it is there."""
+        await self._pause(self._start_s)
+        if not self._stopping.is_set():
+            logger.error(
+                "worker %d (process %d) has not started in %.0f s and is killed",
+                *(child.row, child.process.pid, self._start_s),
+            )
+            child.process.kill()
 
     async def _watch(self, child: Child) -> None:
         """Let others accept for a worker that is silent, and kill one that stays so."""

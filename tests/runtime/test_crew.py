@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from pdproxy.runtime.control import connect
+from pdproxy.runtime.crew import Child, Crew
 from tests.cases.scene import CHAT, Scene, chat
 from tests.fakes.client import assert_ends_in_error, assert_whole_stream
 from tests.fakes.ports import free_port
@@ -218,3 +221,31 @@ async def test_the_last_worker_without_a_supervisor_removes_what_they_shared():
 def shared_directories() -> set[Path]:
     places = (Path("/dev/shm"), Path("/tmp"))
     return {each for place in places for each in place.glob("pdproxy-*")}
+
+
+@pytest.mark.slow
+async def test_a_worker_that_stands_still_before_it_serves_is_killed_and_replaced():
+    launched: list[asyncio.subprocess.Process] = []
+
+    async def launch(row: int) -> Child:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            started = await asyncio.create_subprocess_exec(
+                "sleep", "60", pass_fds=[theirs.fileno()]
+            )
+        launched.append(started)
+        return Child(row, started, await connect(ours))
+
+    async def answer(_: object) -> bytes:
+        return b""
+
+    dead: list[int] = []
+    made = Crew(1, launch, lambda _: None, answer, dead.append, time.monotonic, start_s=0.1)
+    running = asyncio.get_running_loop().create_task(made.run())
+    await until(lambda: len(launched) == 2, 20.0)
+    made.stop(0)
+    launched[1].kill()
+
+    assert not await running
+    assert launched[0].returncode == -signal.SIGKILL
+    assert dead == [0, 0]
