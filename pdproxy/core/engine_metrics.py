@@ -6,7 +6,6 @@ labels are those of vLLM (v1/metrics/loggers.py); an engine that has none of the
 
 from __future__ import annotations
 
-import math
 import re
 
 from pdproxy.core.record import NO_REPORT, EngineReport
@@ -14,6 +13,10 @@ from pdproxy.core.record import NO_REPORT, EngineReport
 # A cache of which less is held, by our count, tells nothing of what is shared.
 TELLING_SHARE = 0.25
 MIN_KV_WEIGHT = 0.05
+
+# No engine has more of anything. What is summed from such numbers still has 64 bits, which is
+# what other processes are told it in.
+_MOST = 10**12
 
 _LINE = re.compile(
     rb"^vllm:(cache_config_info|kv_cache_usage_perc|gpu_cache_usage_perc"
@@ -62,7 +65,8 @@ def kv_weight(report: EngineReport, held_tokens: int, before: float) -> float:
 
 def _capacity_tokens(labels: bytes) -> int:
     blocks, size = _BLOCKS.search(labels), _BLOCK_SIZE.search(labels)
-    return int(blocks[1]) * int(size[1]) if blocks and size else 0
+    tokens = int(blocks[1]) * int(size[1]) if blocks and size else 0
+    return tokens if tokens <= _MOST else 0
 
 
 def _number(text: bytes) -> float | None:
@@ -70,7 +74,7 @@ def _number(text: bytes) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) and value >= 0 else None
+    return value if 0 <= value <= _MOST else None  # not a number is neither
 
 
 def _count(values: list[float] | None) -> int | None:

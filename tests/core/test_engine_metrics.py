@@ -43,6 +43,8 @@ def test_older_name_of_the_use_is_read():
         b"<html>\n",
         b'vllm:cache_config_info{block_size="16",num_gpu_blocks="None"} 1.0\n',
         b"vllm:kv_cache_usage_perc NaN\nvllm:num_requests_running x\n",
+        b"vllm:num_requests_running 1e300\nvllm:num_requests_waiting 1e19\n",
+        b'vllm:cache_config_info{block_size="999999",num_gpu_blocks="999999999999"} 1.0\n',
         b"other:kv_cache_usage_perc 1\n",
     ],
 )
