@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,6 +21,21 @@ def spawn(coroutine: Coroutine[Any, Any, T], *, name: str) -> asyncio.Task[T]:
     _RUNNING.add(task)
     task.add_done_callback(_report)
     return task
+
+
+async def keep_calling(act: Callable[[], None], every_s: float, name: str) -> None:
+    """Call `act` again and again, for what must not end by a bug; the first of a row is logged."""
+    is_failing = False
+    while True:
+        await asyncio.sleep(every_s)
+        try:
+            act()
+        except Exception:
+            if not is_failing:
+                logger.exception("%s failed by a bug; it is tried again", name)
+            is_failing = True
+        else:
+            is_failing = False
 
 
 def _report(task: asyncio.Task[Any]) -> None:

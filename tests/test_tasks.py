@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from pdproxy import tasks
-from pdproxy.tasks import spawn
+from pdproxy.tasks import keep_calling, spawn
 
 
 async def test_result_and_name_are_those_of_a_task():
@@ -53,3 +53,23 @@ async def test_cancellation_is_no_death(caplog):
 
     assert not caplog.records
     assert task not in tasks._RUNNING
+
+
+async def test_what_is_called_again_and_again_outlives_its_failures(caplog):
+    calls: list[bool] = []
+    is_enough = asyncio.Event()
+
+    def act() -> None:
+        is_bad = len(calls) in (1, 2, 4)
+        calls.append(is_bad)
+        if len(calls) == 6:
+            is_enough.set()
+        if is_bad:
+            raise ValueError("why")
+
+    task = spawn(keep_calling(act, 0, "telling"), name="keeping")
+    await is_enough.wait()
+    task.cancel()
+
+    logged = [record for record in caplog.records if "telling failed" in record.getMessage()]
+    assert len(logged) == 2, "one for each row of failures"

@@ -53,7 +53,7 @@ from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.site import make_fleet, own_roster, report_anomaly
 from pdproxy.runtime.start import check_self, report_start
 from pdproxy.server.context import RunningRequest
-from pdproxy.tasks import spawn
+from pdproxy.tasks import keep_calling, spawn
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +128,8 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         async with own_roster(self._settings, self._fleet, _ignore) as self._roster:
             self._publish()
-            publishing = spawn(self._keep_publishing(), name="snapshots")
+            keeping = keep_calling(self._settle, LOOK_S, "telling workers of instances")
+            publishing = spawn(keeping, name="snapshots")
             self._announcing = spawn(self._announce(), name="announce")
             try:
                 is_clean = await self._crew.run()
@@ -254,11 +255,10 @@ class Supervisor:
             self._snapshot = Snapshot(self._snapshot.version + 1, instances)
         self._crew.publish(self._snapshot)
 
-    async def _keep_publishing(self) -> None:
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._fleet.members.settle()
-            self._publish()
+    def _settle(self) -> None:
+        """Let those leave that no worker uses any more, and tell what has changed."""
+        self._fleet.members.settle()
+        self._publish()
 
 
 @contextmanager
