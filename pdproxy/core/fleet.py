@@ -16,7 +16,7 @@ from pdproxy.core.lease import Lease
 from pdproxy.core.load import Board, Cost, Load
 from pdproxy.core.member import Member
 from pdproxy.core.members import Members
-from pdproxy.core.policy import Candidate, Policy, reason_of
+from pdproxy.core.policy import Candidate, Policy, Reason, reason_of
 from pdproxy.core.record import NO_REPORT, EngineReport, InstanceRecord
 from pdproxy.errors import NoInstance
 
@@ -173,7 +173,14 @@ class Fleet:
         """Return how many can be expected to serve, as `Members.ready_count` says."""
         return self.members.ready_count(role)
 
-    def lease(self, role: Role, cost: Cost, *, avoid: Collection[Instance] = ()) -> Lease:
+    def lease(
+        self,
+        role: Role,
+        cost: Cost,
+        *,
+        avoid: Collection[Instance] = (),
+        why_avoided: Reason = Reason.OTHERS_FAILED,
+    ) -> Lease:
         """Choose an instance and charge it; the caller owns the lease and must close it.
 
         Raises:
@@ -183,7 +190,8 @@ class Fleet:
         if not members:
             raise NoInstance(f"no {role} instance is available")
         is_ejected = self.members.is_panicking(role)
-        why = reason_of(len(members), len(self.members.available(role)), is_ejected=is_ejected)
+        available = len(self.members.available(role))
+        why = reason_of(len(members), available, is_ejected=is_ejected, left_out=why_avoided)
         members = self.members.offered(role, members)
         if len(members) == 1:
             return Lease(self.members, self._board, members[0], cost, why)

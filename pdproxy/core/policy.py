@@ -80,15 +80,21 @@ class Reason(StrEnum):
     POLICY = "policy"  # the policy's choice of all that were available
     ONLY_ONE = "only_one"  # no other was available
     OTHERS_FAILED = "others_failed"  # chosen of those that had not failed this request
+    OTHERS_FULL = "others_full"  # chosen of those that may take more
     LAST_RESORT = "last_resort"  # more than half of its role is ejected
 
 
-def reason_of(candidates: int, available: int, *, is_ejected: bool) -> Reason:
-    """Return why one of so many candidates, of so many that are available, is chosen."""
+def reason_of(
+    candidates: int, available: int, *, is_ejected: bool, left_out: Reason = Reason.OTHERS_FAILED
+) -> Reason:
+    """Return why one of so many candidates, of so many that are available, is chosen.
+
+    `left_out` is why the others are no candidates.
+    """
     if is_ejected:
         return Reason.LAST_RESORT
     if candidates < available:
-        return Reason.OTHERS_FAILED
+        return left_out
     return Reason.ONLY_ONE if available == 1 else Reason.POLICY
 
 

@@ -50,6 +50,7 @@ class Account:
         prefill_attempts, decode_attempts: attempts made, over all rounds.
         prompt_tokens, cached_tokens: as the prefiller counted.
         output_tokens: as the decoder counted, by `usage` or by token ids; None if it never said.
+        prefill_skipped: why a decoder computed the prompt alone, "" if it did not.
         cuts: decoders that did not end the answer, and why: `D:7100/kv_cache_exhausted`.
         finish_reasons: of the choices that finished.
         status: HTTP status the client got, 0 if none.
@@ -72,6 +73,7 @@ class Account:
     prefill_attempts: int = 0
     decode_attempts: int = 0
     rounds: int = 1
+    prefill_skipped: str = ""
     cuts: list[str] = field(default_factory=list)
     prompt_tokens: int | None = None
     cached_tokens: int | None = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pdproxy.core.fleet import Fleet, Lease
 from pdproxy.core.instance import Instance, Role
 from pdproxy.core.load import Cost
+from pdproxy.core.policy import Reason
 from pdproxy.core.retry import Phase, is_busy, phase_of
 from pdproxy.dispatch.ports import Observer
 from pdproxy.errors import PDProxyError, Recomputed
@@ -57,7 +58,8 @@ class Attempts:
         both: Collection[Instance] = {*failures, *avoid} if avoid else failures
         if avoid and all(instance in both for instance in fleet.available(role)):
             both = failures
-        lease = fleet.lease(role, cost, avoid=both)
+        why = Reason.OTHERS_FAILED if failures else Reason.OTHERS_FULL
+        lease = fleet.lease(role, cost, avoid=both, why_avoided=why)
         self.made[role] += 1
         failed, phase = self._last.get(role, (lease.instance, None))
         self.moved = phase if failed is not lease.instance else None

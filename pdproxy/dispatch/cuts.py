@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import logging
 
-from pdproxy.core.instance import Instance
+from pdproxy.core.instance import Instance, Role
+from pdproxy.core.retry import Verdict, judge
 from pdproxy.dispatch.account import Account
 from pdproxy.dispatch.attempt import failure_reason
 from pdproxy.dispatch.generate import describe
-from pdproxy.errors import NoInstance, PDProxyError, RecomputeUnsupported, UpstreamError
+from pdproxy.errors import (
+    EngineAnswered,
+    NoInstance,
+    PDProxyError,
+    RecomputeUnsupported,
+    UpstreamError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +74,16 @@ class Cuts:
             describe(error),
         )
 
-    def cause(self, error: NoInstance) -> PDProxyError:
-        """Return why the answer ends here: no instance is left that could go on with it."""
-        if isinstance(self.last, UpstreamError):
+    def cause(self, error: PDProxyError) -> PDProxyError:
+        """Return why the answer ends, if a round that was to go on with it failed by `error`.
+
+        That no instance is left is why it cannot go on, not why it ends; and what an engine refuses
+        here is not what the client sent.
+        """
+        if isinstance(error, NoInstance) and isinstance(self.last, UpstreamError):
+            self.last.detail = f"{self.last.detail}; {error.message}"
             return self.last
-        return RecomputeUnsupported(f"the answer cannot be continued: {error.message}")
+        is_refused = judge(Role.DECODE, error) is Verdict.GIVE_UP
+        if isinstance(error, NoInstance) or (isinstance(error, EngineAnswered) and is_refused):
+            return RecomputeUnsupported(f"the answer cannot be continued: {error.message}")
+        return error

@@ -273,5 +273,5 @@ class Exchange:
 def describe(error: PDProxyError) -> str:
     """Return one line for the log; never a body, which may quote the prompt."""
     if isinstance(error, EngineAnswered):
-        return f"it answered {error.engine_status}"
+        return f"the engine answered {error.engine_status}"
     return f"{error.message} ({error.detail})" if error.detail else error.message

@@ -227,6 +227,7 @@ def without_prefill(tools: Tools, request: GenerateRequest, call: Call, reason: 
     """Return the hand-off of a request that a decoder computes alone."""
     cost = prefill_cost(tools, request)
     tools.observer.prefill_skipped(reason)
+    call.account.prefill_skipped = reason
     return Handoff(_engine_id(tools, call), prompt_tokens=cost.compute_tokens)
 
 

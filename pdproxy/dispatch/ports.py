@@ -84,7 +84,7 @@ class Observer(Protocol):
         ...
 
     def recompute_ended(self, decoder: str, result: str) -> None:
-        """A further round of an answer ended: "resumed", "failed" or "limit"."""
+        """A further round of an answer ended: "resumed", "cut", "failed" or "limit"."""
         ...
 
     def recomputed_tokens(self, model: str, tokens: int) -> None:

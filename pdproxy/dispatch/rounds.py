@@ -34,7 +34,6 @@ from pdproxy.dispatch.round import CutReply, Round
 from pdproxy.dispatch.rules import TokenIds
 from pdproxy.dispatch.tokenizer import Tokenizer
 from pdproxy.errors import (
-    NoInstance,
     PDProxyError,
     Recomputed,
     RecomputeUnsupported,
@@ -45,6 +44,7 @@ from pdproxy.errors import (
 # factor bounds what a decoder that is lost under a large `n` can set off.
 ROUNDS_PER_CUT = 4
 OK = 200
+_WENT_ON = frozenset({"resumed", "cut"})
 
 
 class Rounds:
@@ -165,10 +165,11 @@ class Rounds:
             if not self._is_resumable(error, has_begun=part.is_committed):
                 self._tell_end("failed")
                 error.is_told = error.is_told and self._reply is None
-                if isinstance(error, NoInstance):
-                    raise self._cuts.cause(error) from error
-                raise
-            self._tell_failover("recovered")
+                cause = self._cuts.cause(error)
+                if cause is error:
+                    raise
+                raise cause from error
+            self._tell_end("cut")
             self._note_cut(error, this, made=choice.tokens - before)
             if isinstance(error, Recomputed):
                 self._answer.give_back([index])
@@ -216,9 +217,9 @@ class Rounds:
             await asyncio.sleep(delay_s(cuts.idle, tools.rules.retry_delay_s, tools.rng))
 
     def _tell_end(self, result: str) -> None:
-        """Tell the observer how a further round ended: "resumed", "failed" or "limit"."""
+        """Tell the observer how a further round ended: "resumed", "cut", "failed" or "limit"."""
         self._tools.observer.recompute_ended(self._call.account.decoder, result)
-        self._tell_failover("recovered" if result == "resumed" else "failed")
+        self._tell_failover("recovered" if result in _WENT_ON else "failed")
 
     def _tell_failover(self, result: str) -> None:
         if self._cuts.is_lost:

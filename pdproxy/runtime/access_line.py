@@ -107,6 +107,7 @@ class _Way(NamedTuple):
     prefill_attempts: int
     decode_attempts: int
     rounds: int
+    prefill_skipped: str
 
     @lru_cache(_REMEMBERED)  # noqa: B019 - a value, of closed sets but for the instances
     def told(self) -> _Told:
@@ -132,6 +133,7 @@ def _way(account: Account) -> _Way:
         account.prefill_attempts,
         account.decode_attempts,
         account.rounds,
+        account.prefill_skipped,
     )
 
 

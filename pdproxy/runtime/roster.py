@@ -43,6 +43,7 @@ class FleetRoster:
         self._on_gone = on_gone
         self._forgetting: asyncio.Task[None] | None = None
         self._panicking: set[Role] = set()
+        self._served: set[Role] = set()  # roles of which somebody could serve
         self._timers: dict[Instance, asyncio.TimerHandle] = {}
         self._departed = Departed(clock)
         # Who is wanted by the configuration and by each name.
@@ -183,6 +184,7 @@ class FleetRoster:
             )
         else:
             logger.info("%s %s is %s, was %s", instance.role, instance.label, state, was)
+        self._note_ready(instance.role)
         self._note_panic(instance.role)
         if state is State.GONE:
             self.watch.end(instance)
@@ -190,8 +192,19 @@ class FleetRoster:
             self._departed.note(self._fleet.record(member))
             self._on_gone(instance.endpoint)
 
+    def _note_ready(self, role: Role) -> None:
+        """Log that nobody of a role is left, and that somebody is back."""
+        is_served = self._fleet.ready_count(role) > 0
+        if not is_served and role in self._served:
+            self._served.discard(role)
+            logger.warning("no %s instance is left that can serve", role)
+        elif is_served and role not in self._served:
+            self._served.add(role)
+            logger.info("there is a %s instance that can serve", role)
+
     def _note_panic(self, role: Role) -> None:
-        is_panicking = self._fleet.members.is_panicking(role)
+        is_alive = self._fleet.ready_count(role) > 0
+        is_panicking = is_alive and self._fleet.members.is_panicking(role)
         if is_panicking and role not in self._panicking:
             self._panicking.add(role)
             logger.warning(

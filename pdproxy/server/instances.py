@@ -26,6 +26,7 @@ _TOLD = {
     Change.GONE: "held no request and is gone",
     Change.UNKNOWN: "is not known",
 }
+_KEYS = frozenset({"type", "instances", "deadline_s"})  # of a drain, and what takes it back
 MAX_DEADLINE_S = 7 * 24 * 3600.0
 
 
@@ -44,6 +45,7 @@ async def drain(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/drain: no new request goes there; after `deadline_s`, none stays."""
     try:
         role, endpoints, fields = await targets(context, request)
+        _refuse_others(fields)
         deadline_s = _deadline_s(fields.get("deadline_s"))
     except PDProxyError as error:
         return refusal(error)
@@ -54,7 +56,8 @@ async def drain(context: Context, request: web.Request) -> web.Response:
 async def undrain(context: Context, request: web.Request) -> web.Response:
     """Answer POST /instances/undrain: a drain is taken back, whether it has ended or not."""
     try:
-        role, endpoints, _ = await targets(context, request)
+        role, endpoints, fields = await targets(context, request)
+        _refuse_others(fields)
     except PDProxyError as error:
         return refusal(error)
     changes = {str(e): await context.roster.undrain(role, e) for e in endpoints}
@@ -65,6 +68,14 @@ def _answer(context: Context, changes: dict[str, Change]) -> web.Response:
     message = "; ".join(f"{name} {_TOLD[change]}" for name, change in changes.items())
     results = {name: change.value for name, change in changes.items()}
     return reply({**state_of(context, f"{message}."), "results": results})
+
+
+def _refuse_others(fields: dict[str, Raw]) -> None:
+    """Refuse a key that is not known: a drain without the deadline that was meant is none."""
+    others = sorted(fields.keys() - _KEYS)
+    if others:
+        text = f"{', '.join(others)}: not known; keys are {', '.join(sorted(_KEYS))}"
+        raise InvalidRequest(text, param=others[0])
 
 
 def _deadline_s(value: Raw | None) -> float | None:

@@ -118,7 +118,10 @@ async def _first_list(
         raise NoInstance("no instance is known")
     failure: PDProxyError = NoInstance("no instance answered /v1/models")
     for instance in candidates:
-        account.prefiller = instance.label
+        if instance.role is Role.PREFILL:
+            account.prefiller = instance.label
+        else:
+            account.decoder = instance.label
         try:
             found = await _ask(context, instance, headers)
         except UpstreamError:

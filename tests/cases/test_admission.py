@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.cases.scene import CHAT, COMPLETIONS, Scene, chat, scene
 from tests.cases.sims import Sims, sims
 from tests.fakes import behaviours, client
 from tests.fakes.client import Reply
+from tests.fakes.proxy import metric
 
 # Room for five answers of the length below, and slow enough that all are there at once.
 SMALL = SimConfig(num_blocks=128, decode_base_s=0.002, max_model_len=2048)
@@ -107,13 +109,28 @@ async def test_request_that_waited_shows_it_in_metrics() -> None:
     assert "pdproxy_admission_wait_seconds_count 2.0" in page
 
 
+async def test_decoder_that_is_chosen_since_the_other_is_full_is_said_to_be() -> None:
+    async with scene([None], [None, None], "--max-per-decoder=1") as stage:
+        for engine in stage.decoders:
+            engine.token_delay_s = 0.05
+        await asyncio.gather(*(stage.post(CHAT, chat(max_tokens=9)) for _ in range(2)))
+        name = "pdproxy_routing_decisions_total"
+        full = await metric(stage.proxy, name, role="decode", reason="others_full")
+        failed = await metric(stage.proxy, name, role="decode", reason="others_failed")
+
+    assert (full, failed) == (1, 0)
+
+
 async def without_prefiller(stage: Scene) -> None:
     gone = {"type": "prefill", "instances": [stage.p1.address]}
     assert (await stage.post("/instances/remove", gone)).status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_decoder_goes_alone_without_prefillers_if_told_to(stream: bool) -> None:
+async def test_decoder_goes_alone_without_prefillers_if_told_to(
+    stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pdproxy.access")
     async with scene([None], [None], "--on-no-prefiller=decode-only") as stage:
         await without_prefiller(stage)
         assert (await stage.get("/ready")).status == 200
@@ -122,6 +139,7 @@ async def test_decoder_goes_alone_without_prefillers_if_told_to(stream: bool) ->
 
     assert reply.status == 200
     assert 'pdproxy_prefill_skipped_total{reason="no_prefiller"} 1.0' in page
+    assert " prefill_skipped=no_prefiller " in caplog.text
 
 
 async def test_without_prefillers_a_request_fails_by_default_with_a_time_to_come_back() -> None:

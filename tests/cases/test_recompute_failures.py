@@ -277,3 +277,33 @@ async def test_load_of_others_stays_while_a_request_is_recomputed():
 
 async def prefiller_load(stage: Scene) -> float:
     return await metric(stage.proxy, "pdproxy_instance_kv_tokens", role="prefill")
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+async def test_a_further_round_that_an_engine_refuses_is_not_the_clients_fault(stream):
+    refusal = behaviours.error(400)
+    p = behaviours.one_after_another(behaviours.prefill, refusal)
+
+    async with scene([p], [behaviours.recompute(3)], *HASTE) as stage:
+        reply = await stage.post(CHAT, chat(stream=stream, max_tokens=9))
+        ended = await metric(stage.proxy, REQUESTS, outcome="engine_error")
+        await stage.assert_quiescent()
+
+    error = assert_ends_in_error(reply) if stream else reply.error
+    assert reply.status == (200 if stream else 503)
+    assert error["code"] == "kv_cache_exhausted"
+    assert "cannot be continued: the engine answered 400" in error["message"]
+    assert ended == 1
+
+
+async def test_every_further_round_is_counted_with_what_came_of_it():
+    d = cut_after(20, 20, 20)
+
+    async with scene([None], [d, d], *HASTE) as stage:
+        await stage.post(CHAT, chat(stream=True, max_tokens=80))
+        counts = {
+            result: await metric(stage.proxy, "pdproxy_recomputes_total", result=result)
+            for result in ("cut", "resumed", "failed", "limit")
+        }
+
+    assert counts == {"cut": 2, "resumed": 1, "failed": 0, "limit": 0}

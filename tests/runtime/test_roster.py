@@ -162,9 +162,25 @@ async def test_one_bad_probe_ejects_only_if_nobody_listens():
 async def test_panic_is_logged_once(caplog):
     async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
         for endpoint in (H1, H2):
-            made.fleet.report_failure(made.instance(endpoint), certain=True, why="refused")
+            for _ in range(3):
+                made.fleet.report_failure(made.instance(endpoint), certain=False, why="status 500")
 
         assert caplog.text.count("more than half of the decode instances are ejected") == 1
+        assert "is left" not in caplog.text
+
+
+async def test_log_says_once_that_nobody_of_a_role_is_left_and_that_somebody_is_back(caplog):
+    caplog.set_level(logging.INFO, "pdproxy")
+    async with rig(SLOW, H1, H2, up=[H1, H2]) as made:
+        for endpoint in (H1, H2):
+            made.fleet.report_failure(made.instance(endpoint), certain=True, why="refused")
+        lost = caplog.text
+        made.fleet.judge.probe_succeeded(made.instance(H1))
+        made.fleet.set_state(made.instance(H1), State.ACTIVE)
+
+    assert lost.count("no decode instance is left that can serve") == 1
+    assert "more than half" not in lost
+    assert "there is a decode instance that can serve" in caplog.text[len(lost) :]
 
 
 async def test_a_bug_in_one_round_does_not_end_the_watch(caplog):

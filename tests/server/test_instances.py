@@ -45,6 +45,17 @@ async def test_an_instance_is_told_whole():
     assert abs(moments[0] - moments[1]) < timedelta(seconds=1)
 
 
+@pytest.mark.parametrize("path", [DRAIN, UNDRAIN])
+async def test_a_key_that_is_not_known_changes_nothing(path):
+    async with admin() as made:
+        body = {"type": "decode", "instances": made.play.d[0].address, "deadline": 5}
+        reply = await post(made.port, path, body)
+
+        assert reply.status == 400
+        assert "deadline: not known" in reply.error["message"]
+        assert made.play.fleet.state(made.play.instance(made.play.d[0])) is State.ACTIVE
+
+
 @pytest.mark.parametrize(
     "deadline", [-1, True, "5", [1], 1e300, 10**400, {"s": 1}], ids=lambda value: str(value)[:9]
 )
