@@ -18,7 +18,7 @@ from pdproxy.upstream.limits import Timeouts
 Ask = Callable[[str, bytes], Awaitable[Object | None]]
 
 _TIMEOUTS = Timeouts(connect_s=5, head_s=5, idle_s=5)
-_LONGEST_S = 10.0  # for an answer, whoever gives it: meanwhile the client hears nothing
+_LONGEST_S = 10.0  # for all that a cut asks: meanwhile the client hears nothing
 _MAX_BYTES = 64 * 1024 * 1024  # a million ids take ten
 _OK = 200
 
@@ -39,10 +39,14 @@ class Tokenizer:
         self._headers = headers
         self._longest_s = longest_s
 
-    async def ask(self, path: str, body: bytes) -> Object | None:
-        """Return what an engine says; None if none does in time."""
+    async def ask(self, path: str, body: bytes, *, until: float | None = None) -> Object | None:
+        """Return what an engine says; None if none does in time, on the loop's clock `until`."""
+        now = asyncio.get_running_loop().time()
+        until = now + self._longest_s if until is None else until
+        if now >= until:
+            return None
         try:
-            async with asyncio.timeout(self._longest_s):
+            async with asyncio.timeout_at(until):
                 return await self._first_answer(path, body)
         except TimeoutError:
             return None
@@ -63,11 +67,12 @@ class Tokenizer:
         return None
 
     async def settle(self, asking: Asking) -> None:
-        """Answer all questions that come."""
+        """Answer all questions that come; those left when time is up get None."""
+        until = asyncio.get_running_loop().time() + self._longest_s
         said: Object | None = None
         while True:
             try:
                 question = asking.send(said)
             except StopIteration:
                 return
-            said = await self.ask(question.path, join_object(question.fields))
+            said = await self.ask(question.path, join_object(question.fields), until=until)

@@ -67,3 +67,22 @@ async def test_questions_are_answered_until_there_are_none():
         await of(play).settle(asking())
 
     assert answers == [{"prompt": " the"}, {"prompt": " of"}]
+
+
+async def test_time_for_all_questions_about_a_cut_is_bounded():
+    said = b'{"prompt": " the"}'
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(said)
+    answers: list[object] = []
+
+    def asking():
+        for _ in range(20):
+            answer = yield Question(DETOKENIZE, {"tokens": raw([THE])})
+            answers.append(answer)
+
+    async with stage(p=[], d=[None]) as play:
+        play.d[0].routes[DETOKENIZE] = behaviours.raw([head, 0.2, said], then="close")
+        tokenizer = Tokenizer(play.tools.client, play.tools.fleet, [], longest_s=1)
+        await tokenizer.settle(asking())
+
+    assert answers[0] == {"prompt": " the"}
+    assert answers[10:] == [None] * 10
