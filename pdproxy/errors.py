@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import orjson
+
 
 class PDProxyError(Exception):
     """Base of all deliberate errors.
@@ -19,6 +21,7 @@ class PDProxyError(Exception):
         code: short machine-readable code.
         message: text for the client.
         detail: text for the log only.
+        quote: an engine's own words, for the client only: they may hold the prompt.
         is_told: the client has been told already, by the engine's own error event.
     """
 
@@ -26,17 +29,20 @@ class PDProxyError(Exception):
     type: ClassVar[str] = "internal_error"
     code: ClassVar[str] = "internal_error"
 
-    def __init__(self, message: str, *, detail: str = "", param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, detail: str = "", quote: str = "", param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.detail = detail
+        self.quote = quote
         self.param = param
         self.is_told = False
 
     def to_openai(self) -> dict[str, object]:
         """Return `{"error": {"message", "type", "param", "code"}}`."""
         error = {
-            "message": self.message,
+            "message": f"{self.message}: {self.quote}" if self.quote else self.message,
             "type": self.type,
             "param": self.param,
             "code": self.code,
@@ -253,10 +259,21 @@ class EngineAnswered(PDProxyError):
     type = "engine_error"
 
     def __init__(self, status: int, headers: Sequence[tuple[str, str]], body: bytes) -> None:
-        super().__init__(f"the engine answered {status}")
+        super().__init__(f"the engine answered {status}", quote=_words(body))
         self.engine_status = status
         self.headers = tuple(headers)
         self.body = body
+
+
+def _words(body: bytes) -> str:
+    """Return the message in an engine's error answer, or an empty text."""
+    try:
+        answer = orjson.loads(body)
+    except ValueError:
+        return ""
+    error = answer.get("error", answer) if isinstance(answer, dict) else {}
+    message = error.get("message") if isinstance(error, dict) else None
+    return message if isinstance(message, str) else ""
 
 
 class RecomputeUnsupported(PDProxyError):

@@ -85,5 +85,6 @@ class Cuts:
             return self.last
         is_refused = judge(Role.DECODE, error) is Verdict.GIVE_UP
         if isinstance(error, NoInstance) or (isinstance(error, EngineAnswered) and is_refused):
-            return RecomputeUnsupported(f"the answer cannot be continued: {error.message}")
+            why = f"the answer cannot be continued: {error.message}"
+            return RecomputeUnsupported(why, quote=error.quote)
         return error

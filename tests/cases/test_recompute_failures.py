@@ -292,7 +292,7 @@ async def test_a_further_round_that_an_engine_refuses_is_not_the_clients_fault(s
     error = assert_ends_in_error(reply) if stream else reply.error
     assert reply.status == (200 if stream else 503)
     assert error["code"] == "kv_cache_exhausted"
-    assert "cannot be continued: the engine answered 400" in error["message"]
+    assert "cannot be continued: the engine answered 400: " in error["message"]
     assert ended == 1
 
 
