@@ -10,6 +10,7 @@ The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, o
 | in a tool call or a begun grammar, nothing delivered (not streamed) | AGAIN |
 | in a tool call, ids and markup known, no grammar, no stop string | CALL: ids, read on here |
 | in a tool call or a begun grammar, repeatable | REPLAY: the same, known output is skipped |
+| in JSON of a known schema, ids known, no tools or media | JSON: ids, no grammar, checked here |
 | in a tool call or a begun grammar, else | give up |
 | completions, token ids known | IDS: prompt ids + output ids |
 | completions, an engine was lost with text, repeatable (or not delivered) | REPLAY (or AGAIN) |
@@ -32,7 +33,8 @@ The first row that fits decides. "Repeatable" is an explicit `temperature: 0`, o
 | chat, in content, else | give up |
 
 Why: a grammar starts at its root and a tool call is parsed from its start, so no engine enters
-either in the middle; the rest of a call can be asked for as text, and read here. A template that is
+either in the middle; the rest of a call can be asked for as text, and read here, and that of JSON,
+and checked here. A template that is
 given reasoning closes it; only ids are exact. An engine that holds back text for the sake of stop
 strings may be lost with it: the text that came then ends anywhere, and ids tell of text that never
 came, unless `recount` found out what they say. Without ids nothing tells how many tokens reasoning
@@ -47,6 +49,8 @@ from dataclasses import dataclass
 from pdproxy.core.answer import Answer, ChoiceAnswer, Phase
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.call_markup import read_on
+from pdproxy.core.json_rest import JsonRest
+from pdproxy.core.json_schema import is_checkable
 from pdproxy.core.plain import as_objects, as_text, plain
 from pdproxy.core.prompts import prompt_ids, prompt_text
 from pdproxy.core.resume import (
@@ -55,6 +59,7 @@ from pdproxy.core.resume import (
     again,
     by_call,
     by_ids,
+    by_json,
     by_text,
     by_thought,
     by_turn,
@@ -62,7 +67,13 @@ from pdproxy.core.resume import (
     with_own_seed,
 )
 from pdproxy.core.stops import holds_back
-from pdproxy.core.traits import has_grammar, has_media, is_repeatable, may_call_tools
+from pdproxy.core.traits import (
+    asked_schema,
+    has_grammar,
+    has_media,
+    is_repeatable,
+    may_call_tools,
+)
 from pdproxy.core.withheld import lags_behind
 
 __all__ = [
@@ -139,7 +150,7 @@ def _plan(cut: _Cut) -> Plan:  # noqa: PLR0911 - one return per group of rows
     if phase is Phase.TOOL_CALL:
         return cut.tool_call()
     if phase is Phase.CONTENT and cut.choice.text and has_grammar(request):
-        return cut.from_start("it was cut inside sampled output under a grammar")
+        return cut.under_grammar()
     if request.api is Api.COMPLETIONS:
         return cut.completion()
     return cut.reasoning() if phase is Phase.REASONING else cut.content()
@@ -223,6 +234,19 @@ class _Cut:
             end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
             return by_call(request, self.answer, self.index, end_id=end_id, room=room)
         return self.from_start("it was cut inside a sampled tool call, which cannot be entered")
+
+    def under_grammar(self) -> Plan:
+        request, schema = self.request, asked_schema(self.request)
+        is_free = not (may_call_tools(request) or has_media(request) or is_repeatable(request))
+        is_open = is_free and self.is_delivered and self.has_ids
+        if is_open and schema is not None and is_checkable(schema):
+            rest = JsonRest.behind(self.choice.text, schema)
+            if rest is not None and rest.is_whole:
+                return Complete("stop")
+            if rest is not None:
+                end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
+                return by_json(request, self.answer, self.index, end_id=end_id, room=room)
+        return self.from_start("it was cut inside sampled output under a grammar")
 
     def completion(self) -> Plan:
         if self.has_ids:

@@ -16,6 +16,7 @@ from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.jsonfields import JsonFields, Raw, raw
 from pdproxy.core.plain import as_list, as_object, as_whole, plain
 from pdproxy.core.prompts import joined_ids, prompt_ids, with_open_turn
+from pdproxy.core.traits import GRAMMARS
 
 _TRUE = Raw(b"true")
 _FALSE = Raw(b"false")
@@ -34,6 +35,7 @@ _FIRST_ROUND_ONLY = frozenset({"n", "best_of", "echo", "prompt_logprobs"})
 # Fields of a chat request that a completions request does not know or reads otherwise.
 _CHAT_ONLY = frozenset(
     {
+        *GRAMMARS,
         "add_generation_prompt",
         "chat_template",
         "chat_template_kwargs",
@@ -41,10 +43,6 @@ _CHAT_ONLY = frozenset(
         "documents",
         "function_call",
         "functions",
-        "guided_choice",
-        "guided_grammar",
-        "guided_json",
-        "guided_regex",
         "include_reasoning",
         "logprobs",
         "max_completion_tokens",
@@ -54,7 +52,6 @@ _CHAT_ONLY = frozenset(
         "parallel_tool_calls",
         "reasoning_effort",
         "response_format",
-        "structured_outputs",
         "tool_choice",
         "tools",
         "top_logprobs",
@@ -72,6 +69,7 @@ class Way(Enum):
     TEXT = auto()
     THINK = auto()
     CALL = auto()
+    JSON = auto()
     TURN = auto()
 
 
@@ -206,6 +204,16 @@ def by_call(
     resume = by_ids(request, answer, kept, end_id=end_id, room=room)
     fields = {**resume.request.fields, "skip_special_tokens": _FALSE}
     return replace(resume, way=Way.CALL, request=replace(resume.request, fields=fields))
+
+
+def by_json(
+    request: GenerateRequest, answer: Answer, index: int, *, end_id: int | None, room: int | None
+) -> Resume:
+    """Go on behind exact ids in JSON, without the grammar, which would begin at its start."""
+    kept = answer.choice(index).resumable_ids(end_id)
+    resume = by_ids(request, answer, kept, end_id=end_id, room=room)
+    fields = _without(resume.request.fields, "response_format", *GRAMMARS)
+    return replace(resume, way=Way.JSON, request=replace(resume.request, fields=fields))
 
 
 def by_text(request: GenerateRequest, choice: ChoiceAnswer, prompt: str) -> Resume:

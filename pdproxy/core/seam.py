@@ -14,6 +14,7 @@ from pdproxy.core.answer import Answer, ChoiceAnswer, Held
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.call_markup import CallReader, read_on
 from pdproxy.core.continuation import is_recomputed
+from pdproxy.core.json_rest import JsonRest
 from pdproxy.core.jsonfields import decode, encode
 from pdproxy.core.keeper import count_entries, note_choice, note_head
 from pdproxy.core.logprobs import as_chat, shifted
@@ -22,11 +23,14 @@ from pdproxy.core.repeated import Repeated
 from pdproxy.core.replay import Skip, first_tokens
 from pdproxy.core.resume import Resume, Way, asks_ids
 from pdproxy.core.stops import hidden_stops, holds_back
+from pdproxy.core.traits import asked_schema
 from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, lags_behind, put_in_front
 from pdproxy.errors import RecomputeUnsupported
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
-_GOES_ON = frozenset({Way.IDS, Way.THINK, Way.CALL, Way.TURN})  # behind ids that are known
+_GOES_ON = frozenset(
+    {Way.IDS, Way.THINK, Way.CALL, Way.JSON, Way.TURN}
+)  # behind ids that are known
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
 
 
@@ -78,6 +82,7 @@ class Seam:
         self._repeated = self._prompt_text()
         self._is_at_own_limit = False
         self._calls, self._missing = self._call_reader()
+        self._json = self._json_reader()
 
     def rewrite(self, block: bytes) -> bytes:
         """Return what the client gets of a block of the round.
@@ -91,7 +96,7 @@ class Seam:
     def _prompt_text(self) -> Repeated:
         """Return the watch on the prompt's text, which follows from nothing but ids."""
         choice, asked = self._choice, self._resume.request
-        is_by_ids = self._resume.way in (Way.IDS, Way.THINK)
+        is_by_ids = self._resume.way in (Way.IDS, Way.THINK, Way.JSON)
         known = (choice.text or choice.thoughts) if is_by_ids else ""
         ids = (asked.prompt_tokens or 0) - self._resume.kept_ids
         return Repeated(known, ids, max(map(len, hidden_stops(asked)), default=1) - 1)
@@ -105,6 +110,13 @@ class Seam:
         found = read_on(choice.spelled, choice.tool_calls, answer_id)
         assert found is not None, "checked by the planner"
         return found
+
+    def _json_reader(self) -> JsonRest | None:
+        if self._resume.way is not Way.JSON:
+            return None
+        rest = JsonRest.behind(self._choice.text, asked_schema(self._request))
+        assert rest is not None, "checked by the planner"
+        return rest
 
     def _event(self, event: bytes) -> bytes:
         chunk = plain(sse.data_of(event))
@@ -134,12 +146,14 @@ class Seam:
         self._note_end(choice)
         if self._skip is not None:
             self._skip.apply(choice)
+        is_whole = self._json is not None and self._json.apply(choice)
         if not _says_anything(choice):
             return b""
         shows_text = has_text(choice)
         if shows_text:
             self.end.has_ids = isinstance(choice.get("token_ids"), list)
-        if self._withheld.apply(choice):
+        is_stopped = self._withheld.apply(choice)
+        if is_whole or is_stopped:
             self.end.is_final = self.end.is_stopped = True
         is_shown = note_choice(self._choice, choice, has_text=shows_text)
         chunk = {**chunk, **head(self._request, self._answer), "choices": [choice]}

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from pdproxy.sim import tokenizer
 from pdproxy.sim.grammar import mixed
-from pdproxy.sim.scripts import Grammar, script_in_prefix, script_of
+from pdproxy.sim.scripts import Grammar, document_in_prefix, script_in_prefix, script_of
 
 _EOS_SHIFT = 24
 
@@ -144,6 +144,8 @@ class Generation:
             return
         if tokenizer.TOOLS in self.prompt:
             self._script = script_in_prefix([*self.prompt, *self.output], self._fault)
+        elif tokenizer.ASSISTANT in self.prompt:
+            self._script = document_in_prefix([*self.prompt, *self.output], self._fault)
 
     def _next(self) -> int:
         """The next token; a grammar, half a character and the end of thinking leave no choice."""

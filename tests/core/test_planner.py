@@ -194,6 +194,66 @@ def test_a_tool_call_that_nobody_saw_is_made_again():
     assert way_of(chat(**TOOLS), content(**SPELLED), is_delivered=False) is Way.AGAIN
 
 
+JSON = {"response_format": {"type": "json_object"}}
+BEGUN = '{"a": 1, "b'
+
+
+@pytest.mark.case("C37")
+@pytest.mark.parametrize("fields", [{}, {"temperature": 0.7}, STOPS])
+def test_sampled_json_goes_on_without_its_grammar(fields):
+    request = chat(max_tokens=10, **JSON, **fields)
+
+    found = plan(request, answer_of(BEGUN, ids=IDS3), 0, KNOWN, is_delivered=True)
+
+    assert isinstance(found, Resume)
+    assert found.way is Way.JSON
+    assert found.kept_ids == 3
+    body = body_of(found.request)
+    assert body["prompt"] == [1, 2, *IDS3]
+    assert body["max_tokens"] == 7
+    assert "response_format" not in body
+
+
+@pytest.mark.parametrize(
+    "grammar", [{"structured_outputs": {"json": {}}}, {"guided_json": {}}, JSON]
+)
+def test_no_grammar_is_sent_behind_json_of_completions(grammar):
+    request, answer = completions(max_tokens=10, **grammar), answer_of(BEGUN, ids=IDS3)
+
+    found = plan(request, answer, 0, KNOWN, is_delivered=True)
+
+    assert isinstance(found, Resume)
+    assert found.way is Way.JSON
+    assert not body_of(found.request).keys() & grammar.keys()
+
+
+def test_json_that_is_whole_is_complete():
+    found = plan(chat(**JSON), answer_of('{"a": 1}', ids=IDS3), 0, KNOWN, is_delivered=True)
+
+    assert found == Complete("stop")
+
+
+@pytest.mark.parametrize(
+    ("fields", "answer"),
+    [
+        pytest.param(TOOLS, answer_of(BEGUN, ids=IDS3), id="tools"),
+        pytest.param(IMAGES, answer_of(BEGUN, ids=IDS3), id="media"),
+        pytest.param({}, answer_of(BEGUN), id="no ids"),
+        pytest.param({}, answer_of("Sure: {", ids=IDS3), id="no JSON so far"),
+        pytest.param({"guided_regex": "a"}, answer_of(BEGUN, ids=IDS3), id="another grammar, too"),
+        pytest.param(
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            answer_of(BEGUN, ids=IDS3),
+            id="a schema that cannot be checked",
+        ),
+    ],
+)
+def test_json_that_cannot_be_checked_is_replayed_or_given_up(fields, answer):
+    assert way_of(chat(**JSON | fields, **GREEDY), answer) is Way.REPLAY
+    assert way_of(chat(**JSON | fields), answer) is GiveUp
+    assert way_of(chat(**JSON | fields), answer, is_delivered=False) is Way.AGAIN
+
+
 def test_a_grammar_of_completions_cannot_be_entered_either():
     request = completions(structured_outputs={"regex": "a+"}, **GREEDY)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pdproxy.core.traits import has_media, may_call_tools
+from pdproxy.core.traits import asked_schema, has_media, may_call_tools
 from tests.core.making import chat
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://x/y.png"}}
@@ -37,3 +37,32 @@ def test_media_are_seen(content_, wanted):
 )
 def test_only_tools_that_may_be_chosen_are_called(fields, wanted):
     assert may_call_tools(chat(**fields)) is wanted
+
+
+CITY = {"type": "object", "required": ["city"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "c", "schema": CITY}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({}, None),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        ({"response_format": FORMAT}, CITY),
+        ({"response_format": {"type": "structural_tag"}}, None),
+        ({"response_format": {"type": "json_schema"}}, None),
+        ({"structured_outputs": {"json": CITY}}, CITY),
+        ({"structured_outputs": {"json": '{"type": "array"}', "regex": None}}, {"type": "array"}),
+        ({"structured_outputs": {"json": "{"}}, None),
+        ({"structured_outputs": {"json_object": True}}, {"type": "object"}),
+        ({"structured_outputs": {"choice": ["a"]}}, None),
+        ({"structured_outputs": {"json": CITY, "regex": "a"}}, None),
+        ({"guided_json": CITY}, CITY),
+        ({"guided_json": CITY, "guided_regex": "a"}, None),
+        ({"guided_json": CITY, "response_format": FORMAT}, None),
+        ({"response_format": FORMAT, "tools": TOOLS, "tool_choice": "required"}, None),
+    ],
+)
+def test_schema_of_json_is_found(fields, wanted):
+    assert asked_schema(chat(**fields)) == wanted
