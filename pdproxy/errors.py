@@ -50,6 +50,19 @@ class PDProxyError(Exception):
         return {"error": error}
 
 
+def untraced(error: PDProxyError) -> PDProxyError:
+    """Return an error, and its causes, without tracebacks.
+
+    An error that is kept holds all that was on the stack: requests and their bodies. If it is kept
+    by something that was there itself, nothing but a collection of garbage frees them.
+    """
+    held: BaseException | None = error
+    while held is not None:
+        held.__traceback__ = None
+        held = held.__cause__ or held.__context__
+    return error
+
+
 # --- the client's fault
 
 

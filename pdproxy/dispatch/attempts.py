@@ -16,7 +16,7 @@ from pdproxy.core.load import Cost
 from pdproxy.core.policy import Reason
 from pdproxy.core.retry import Phase, is_busy, phase_of
 from pdproxy.dispatch.ports import Observer
-from pdproxy.errors import PDProxyError, Recomputed
+from pdproxy.errors import PDProxyError, Recomputed, untraced
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Attempts:
     def note_failure(self, instance: Instance, error: PDProxyError) -> None:
         """Remember why the last attempt ended."""
         self.failed[instance.role].append(instance)
-        self.last = error
+        self.last = untraced(error)
         self._last[instance.role] = instance, phase_of(error)
         if is_busy(error):
             self.busy[instance.role][instance] = error

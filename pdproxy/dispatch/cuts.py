@@ -15,6 +15,7 @@ from pdproxy.errors import (
     PDProxyError,
     RecomputeUnsupported,
     UpstreamError,
+    untraced,
 )
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,7 @@ class Cuts:
             kept: tokens of the answer so far.
         """
         assert decoder is not None, "an answer that is cut has a decoder"
-        self.last = error
+        self.last = untraced(error)
         self.is_pending = True
         self.is_lost = isinstance(error, UpstreamError)
         self.count += 1

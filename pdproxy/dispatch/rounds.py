@@ -63,7 +63,7 @@ class Rounds:
         self._cuts = Cuts(call.account)
         self._rounds = 1
         self._has_told_usage = False
-        self._played: list[Round] = []
+        self._counted: list[Counts] = []
 
     async def run(self) -> None:
         """Answer the request.
@@ -90,7 +90,7 @@ class Rounds:
             this = self._new_round()
             this.new_keeper = self._new_keeper
             try:
-                await Exchange(self._tools, self._asked(), self._call, self._downstream, this).run()
+                await self._play(self._asked(), self._downstream, this)
             except PDProxyError as error:
                 if not self._is_resumable(error, has_begun=self._downstream.is_committed):
                     raise
@@ -104,9 +104,19 @@ class Rounds:
                 return True
 
     def _new_round(self) -> Round:
-        this = Round(avoid=self._cuts.decoders, is_stuck=self._cuts.idle > 0)
-        self._played.append(this)
-        return this
+        return Round(avoid=self._cuts.decoders, is_stuck=self._cuts.idle > 0)
+
+    async def _play(self, request: GenerateRequest, downstream: Downstream, this: Round) -> None:
+        """Run one round.
+
+        No round is kept, since it leads back here: a request with a big body would stay until the
+        next collection of garbage.
+        """
+        try:
+            await Exchange(self._tools, request, self._call, downstream, this).run()
+        finally:
+            if this.counts is not None:
+                self._counted.append(this.counts)
 
     def _new_keeper(self) -> Keeper:
         """Begin the answer anew: what an attempt said of which nothing was delivered is none."""
@@ -160,7 +170,7 @@ class Rounds:
         this = self._new_round()
         this.is_enough = lambda: seam.end.is_stopped
         try:
-            await Exchange(tools, resume.request, self._call, part, this).run()
+            await self._play(resume.request, part, this)
         except PDProxyError as error:
             if not self._is_resumable(error, has_begun=part.is_committed):
                 self._tell_end("failed")
@@ -265,8 +275,7 @@ class Rounds:
         ends = [choice.finish_reason for _, choice in sorted(answer.choices.items())]
         reasons = tuple(reason for reason in ends if reason is not None)
         whole = Counts(answer.prompt_tokens, answer.cached_tokens, _total(answer), reasons)
-        counted = [this.counts for this in self._played if this.counts is not None]
-        self._call.account.recount(counted, whole)
+        self._call.account.recount(self._counted, whole)
 
     async def _end(self) -> None:
         """Tell the client the end of an answer of several rounds."""

@@ -16,7 +16,7 @@ from pdproxy.dispatch.generate import describe
 from pdproxy.dispatch.legs import Call
 from pdproxy.dispatch.ports import Headers
 from pdproxy.dispatch.tracing import NO_SPAN
-from pdproxy.errors import PDProxyError
+from pdproxy.errors import PDProxyError, untraced
 from pdproxy.server.context import Context
 from pdproxy.server.downstream import ClientDownstream
 from pdproxy.server.failures import error_body, outcome_of, to_failure
@@ -84,7 +84,7 @@ async def _answered(
             await downstream.finish()
         account.status = downstream.status
     except PDProxyError as error:
-        await _answer_failure(account, downstream, error)
+        await _answer_failure(account, downstream, untraced(error))
     except asyncio.CancelledError:
         _note_departure(account, downstream)
         raise

@@ -132,6 +132,7 @@ class Response:
         A complete response has left its connection already; then this does nothing.
         """
         self._is_closed = True
+        self.sink = _NOBODY  # the sink may hold this response
         link, self._link = self._link, None
         if link is None:
             return
@@ -190,6 +191,24 @@ def fail_future(future: asyncio.Future[None], error: BaseException) -> None:
     if not future.done():
         future.set_exception(error)
         future.exception()
+
+
+class _Nobody:
+    """The sink of a closed response."""
+
+    __slots__ = ()
+
+    def body_received(self, data: bytes) -> None:
+        """Drop it."""
+
+    def body_ended(self) -> None:
+        """Nobody asks any more."""
+
+    def body_failed(self, error: errors.UpstreamError) -> None:
+        """Nobody asks any more."""
+
+
+_NOBODY = _Nobody()
 
 
 class _Buffer:
