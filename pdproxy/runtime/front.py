@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TypeAlias, cast
 
 from aiohttp import web
 
-from pdproxy.runtime.listener import bounded, max_connections, raise_descriptor_limit
+from pdproxy.core.instance import Endpoint
+from pdproxy.errors import ConfigError
+from pdproxy.runtime.listener import bind, bounded, max_connections, raise_descriptor_limit
 from pdproxy.runtime.rules import listener_ssl, shutdown_rules
 from pdproxy.runtime.settings import Settings
+from pdproxy.runtime.start import check_self
 from pdproxy.server.app import build_app
 from pdproxy.server.context import Context
 from pdproxy.server.protocol import ClientProtocol
@@ -64,6 +68,11 @@ async def listening(
     async def listen(each: socket.socket) -> asyncio.Server:
         return await loop.create_server(factory, sock=each, ssl=tls, backlog=backlog)
 
+    try:
+        await _check(connection, tls)
+    except ConfigError:
+        await runner.cleanup()
+        raise
     servers = [await listen(each) for each in sockets]
     logger.info("at most %d client connections at once", limit)
     rules = shutdown_rules(settings)
@@ -78,3 +87,20 @@ async def listening(
             cast("ClientProtocol", client).close_if_idle()
         await context.shutdown.finish(rules)
         await runner.cleanup()
+
+
+async def _check(factory: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None) -> None:
+    """Have the proxy answer itself, where no client comes in between.
+
+    Those that wait for a proxy that starts may be more than it takes.
+
+    Raises:
+        ConfigError: it does not answer as it should.
+    """
+    (own,) = bind("127.0.0.1", 0, backlog=1)
+    host, port = own.getsockname()
+    server = await asyncio.get_running_loop().create_server(factory, sock=own, ssl=tls)
+    try:
+        await check_self(Endpoint.of(host, port, tls=tls is not None))
+    finally:
+        server.close()

@@ -38,18 +38,17 @@ def report_start(settings: Settings, fleet: Fleet, port: int, workers: int) -> N
     )
 
 
-async def check_self(settings: Settings, host: str, port: int) -> None:
-    """Ask the proxy for its own health, over its own socket.
+async def check_self(endpoint: Endpoint) -> None:
+    """Ask a listener of the proxy for its health.
 
     Raises:
         ConfigError: it does not answer; an installed library may be of a version that breaks it.
     """
     tls = None
-    if settings.ssl_certfile is not None:
+    if endpoint.tls:
         tls = ssl.create_default_context()
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
-    endpoint = Endpoint.of(host, port, tls=tls is not None)
     async with Prober(SELF_CHECK_S, tls) as prober:
         if not await prober.is_serving(endpoint):
-            text = f"the proxy does not answer its own /health at {endpoint} as it should"
+            text = "the proxy does not answer its own question for /health as it should"
             raise ConfigError([f"{text}; compare the versions in the log with those it supports"])

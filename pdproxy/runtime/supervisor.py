@@ -27,7 +27,7 @@ from pdproxy.core.history import Recent, merge
 from pdproxy.core.instance import Endpoint
 from pdproxy.core.snapshot import Snapshot, take
 from pdproxy.core.wording import counted
-from pdproxy.errors import ConfigError, SupervisorSilent
+from pdproxy.errors import SupervisorSilent
 from pdproxy.runtime.board import RUNNING_SLOT, BoardMemory, SharedInFlight, SharedLoadBoard
 from pdproxy.runtime.control import (
     Act,
@@ -51,7 +51,7 @@ from pdproxy.runtime.roster import FleetRoster
 from pdproxy.runtime.rules import engine_ssl, listener_ssl
 from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.site import make_fleet, own_roster, report_anomaly
-from pdproxy.runtime.start import check_self, report_start
+from pdproxy.runtime.start import report_start
 from pdproxy.server.context import RunningRequest
 from pdproxy.tasks import keep_calling, spawn
 
@@ -150,12 +150,8 @@ class Supervisor:
 
     async def _announce(self) -> None:
         await self._crew.all_serve.wait()
-        host, port = self._sockets[0][0].getsockname()[:2]
+        port = self._sockets[0][0].getsockname()[1]
         report_start(self._settings, self._fleet, port, len(self._sockets))
-        try:
-            await check_self(self._settings, host, port)
-        except ConfigError as error:
-            self._crew.fail(error)
 
     # --- workers
 

@@ -41,7 +41,7 @@ from pdproxy.runtime.rules import (
 )
 from pdproxy.runtime.settings import Settings
 from pdproxy.runtime.site import Site, alone, make_fleet
-from pdproxy.runtime.start import check_self, report_start
+from pdproxy.runtime.start import report_start
 from pdproxy.runtime.tally import flushing
 from pdproxy.runtime.tracing import tracing
 from pdproxy.server.context import Context
@@ -166,7 +166,6 @@ async def serve_until_signal(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, worker.shutdown.begin)
         report_start(settings, worker.fleet, worker.port, workers=1)
-        await check_self(settings, worker.host, worker.port)
         if announce is not None:
             announce(worker)
         await worker.shutdown.begun()

@@ -21,9 +21,16 @@ from tests.fakes.behaviours import DONE, Behaviour
 from tests.fakes.client import RawClient, Reply, assert_ends_in_error
 from tests.fakes.engine import FakeEngine
 from tests.fakes.pinger import pinging
-from tests.fakes.ports import black_hole
-from tests.fakes.proxy import ProxyProcess, metric, proxy_here, running_proxy
-from tests.fakes.waiting import until
+from tests.fakes.ports import black_hole, free_port
+from tests.fakes.proxy import (
+    ProxyProcess,
+    instance_args,
+    metric,
+    proxy_here,
+    running_proxy,
+    start,
+)
+from tests.fakes.waiting import until, until_answer
 from tests.fakes.wire import PeerGone
 
 HANDLE = "kv_transfer_params"
@@ -225,6 +232,47 @@ async def test_proxy_without_free_descriptors_stays_alive_and_recovers() -> None
     assert used_s < 0.5
     assert set(statuses) == {503}
     assert reply.status == 200
+
+
+async def is_healthy(port: int) -> bool:
+    try:
+        return (await client.get(port, "/health")).status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.case("C68")
+@pytest.mark.e2e
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_clients_that_wait_for_the_start_do_not_end_it(workers: str) -> None:
+    port = free_port()
+    argv = [*with_open_file_limit(256, 256), "--port", str(port), "--workers", workers]
+    argv += instance_args("prefiller", ["127.0.0.1:1"]) + instance_args("decoder", ["127.0.0.1:1"])
+    process = await start(argv)
+    peers: list[RawClient] = []
+
+    async def flood() -> None:
+        while len(peers) < 300:
+            try:
+                peers.append(await RawClient.connect(port))
+            except ConnectionError:
+                await asyncio.sleep(0.001)
+
+    try:
+        async with asyncio.timeout(20):
+            await flood()
+        # Those that find no room are told once the proxy serves.
+        await until(lambda: sum(peer.wire.gone.is_set() for peer in peers) > 100, within_s=20)
+        for peer in peers:
+            peer.leave()
+        await until_answer(lambda: is_healthy(port), 20)
+        process.terminate()
+        output, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert process.returncode == 0, output.decode()
 
 
 @pytest.mark.case("C68")
