@@ -32,7 +32,7 @@ from tests.documents import DOCUMENTS, ROOT, anchors, code, commands, links, rea
 from tests.fakes.ports import free_port
 
 DEMO = "pip install -e . && pdproxy --demo"
-TESTS = "pip install -e '.[dev]' && pytest"
+TESTS = "pip install -e '.[dev]' && pytest -n auto"
 START_S = 60.0
 STOP_S = 20.0
 
