@@ -28,7 +28,12 @@ class JsonRest:
 
     @classmethod
     def behind(cls, text: str, schema: object) -> JsonRest | None:
-        """Return what reads on behind a text; None if that is not the start of JSON."""
+        """Return what reads on behind a text.
+
+        None if the text is not the start of JSON, or the schema cannot be checked.
+        """
+        if not json_schema.is_checkable(schema):
+            return None
         rest = cls(schema)
         try:
             size = rest._json.feed(text)

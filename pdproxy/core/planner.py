@@ -50,7 +50,6 @@ from pdproxy.core.answer import Answer, ChoiceAnswer, Phase
 from pdproxy.core.api import Api, GenerateRequest
 from pdproxy.core.call_markup import read_on
 from pdproxy.core.json_rest import JsonRest
-from pdproxy.core.json_schema import is_checkable
 from pdproxy.core.plain import as_objects, as_text, plain
 from pdproxy.core.prompts import prompt_ids, prompt_text
 from pdproxy.core.resume import (
@@ -239,13 +238,9 @@ class _Cut:
         request, schema = self.request, asked_schema(self.request)
         is_free = not (may_call_tools(request) or has_media(request) or is_repeatable(request))
         is_open = is_free and self.is_delivered and self.has_ids
-        if is_open and schema is not None and is_checkable(schema):
-            rest = JsonRest.behind(self.choice.text, schema)
-            if rest is not None and rest.is_whole:
-                return Complete("stop")
-            if rest is not None:
-                end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
-                return by_json(request, self.answer, self.index, end_id=end_id, room=room)
+        if is_open and JsonRest.behind(self.choice.text, schema) is not None:
+            end_id, room = self.abilities.reasoning_end_id, self.abilities.max_model_len
+            return by_json(request, self.answer, self.index, end_id=end_id, room=room)
         return self.from_start("it was cut inside sampled output under a grammar")
 
     def completion(self) -> Plan:

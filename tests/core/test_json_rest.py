@@ -100,3 +100,8 @@ def test_nothing_goes_on_behind_what_is_no_json(text):
 def test_value_may_be_whole_already():
     assert rest('{"a": 1}\n').is_whole
     assert not rest('{"a": 1').is_whole
+
+
+@pytest.mark.parametrize("schema", [None, {"pattern": "a"}])
+def test_nothing_goes_on_under_a_schema_that_cannot_be_checked(schema):
+    assert JsonRest.behind("{", schema) is None

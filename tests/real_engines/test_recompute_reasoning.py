@@ -32,6 +32,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
     "two sampled calls": (CALL + "\n" + CALL, {"tools": [WEATHER], "temperature": 0.8}),
     "a call behind content": (SAID + "\n" + CALL, {"tools": [WEATHER]}),
     "a JSON schema": (JSON, {"response_format": COLOR}),
+    "sampled JSON": (JSON, {"response_format": COLOR, "temperature": 0.8}),
 }
 
 
