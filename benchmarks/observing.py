@@ -1,11 +1,13 @@
-"""What metrics, access log and timelines cost: the proxy's CPU with all of it, and with none.
+"""What metrics, access log and timelines cost: the proxy's CPU with them, and without.
 
     python -m benchmarks.observing
 
-Two proxies run side by side, each a process of its own: one as it is, one in which nothing is
-recorded (see `switch_off`; no setting does that). Load alternates between them, so that what else
-the machine does meets both. The figures are CPU time of each process, per request with a whole
-answer, and per token of streams whose events arrive one by one; ratios are medians over the rounds.
+Three proxies run side by side, each a process of its own: one as it is, one without metrics and
+access log, and one that does not note either where the time of a request goes, which
+`Server-Timing` and `/debug/requests` tell (no setting does that; see `switch_off`). Load goes to
+one after the other, so that what else the machine does meets all. The figures are CPU time of each
+process, per request with a whole answer, and per token of streams whose events arrive one by one;
+ratios are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import random
 import socket
 import statistics
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
@@ -33,7 +36,8 @@ from pdproxy.runtime.metrics import Metrics
 from pdproxy.runtime.sources import load_settings
 
 REQUESTS, CLIENTS = 200, 8
-STREAMS, TOKENS, GAP_S = 25, 200, 0.02
+STREAMS, TOKENS, GAP_S = 100, 200, 0.02
+ROUNDS_OF_REQUESTS = 8  # for each round of streams, which takes that much longer
 PREFILLED = (
     b'{"id":"1","object":"chat.completion","created":1,"model":"m","choices":[{"index":0,"message":'
     b'{"role":"assistant","content":"a"},"finish_reason":"length"}],"usage":{"prompt_tokens":250,'
@@ -125,8 +129,18 @@ def _nothing(*_args: object, **_more: object) -> None:
     return None
 
 
-def switch_off() -> None:
-    """Let this process record nothing: no counts, no log lines, no stages, no gaps."""
+class Kept(StrEnum):
+    """What a proxy keeps of its requests."""
+
+    ALL = "all"
+    TIMES = "times only"
+    NOTHING = "nothing"
+
+
+def switch_off(kept: Kept) -> None:
+    """Let this process record no more than that."""
+    if kept is Kept.ALL:
+        return
 
     def begin(self: Metrics, fleet: Fleet, *_more: object) -> None:
         Metrics.__init__(self, fleet)
@@ -138,26 +152,26 @@ def switch_off() -> None:
     silent_metrics = type(
         "Silent", (Metrics,), {"__init__": begin, **dict.fromkeys(SILENT, _nothing)}
     )
-    marks = (name for name in vars(Timeline) if name.startswith("mark_"))
-    for mark in tuple(marks):
-        setattr(Timeline, mark, _nothing)
-    for module, name, silent in (
+    silent: list[tuple[object, str, object]] = [
         (worker, "Reporter", silent_metrics),
         (account, "Pulse", NoPulse),
-        (delivery, "StreamRelay", SilentRelay),
-    ):
-        setattr(module, name, silent)
+    ]
+    if kept is Kept.NOTHING:
+        silent.append((delivery, "StreamRelay", SilentRelay))
+        marks = (name for name in vars(Timeline) if name.startswith("mark_"))
+        silent += [(Timeline, mark, _nothing) for mark in marks]
+    for where, name, stand_in in silent:
+        setattr(where, name, stand_in)
 
 
-def serve(engine_port: int, port: int, *, records: bool) -> None:
+def serve(engine_port: int, port: int, kept: Kept) -> None:
     """Run one proxy until it is terminated; its log goes nowhere, but is written."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stderr.fileno())
-    if not records:
-        switch_off()
+    switch_off(kept)
     engine = f"127.0.0.1:{engine_port}"
     argv = ["--host", "127.0.0.1", "--port", str(port), "--prefillers", engine, "--decoders"]
-    level = "INFO" if records else "ERROR"
+    level = "INFO" if kept is Kept.ALL else "ERROR"
     worker.run(load_settings([*argv, engine, "--log-level", level], {}))
 
 
@@ -214,29 +228,30 @@ async def measure(rounds: int) -> None:
     server = await asyncio.get_running_loop().create_server(Engine, "127.0.0.1", 0)
     engine_port = server.sockets[0].getsockname()[1]
     context = multiprocessing.get_context("spawn")
-    ports = {records: free_port() for records in (True, False)}
+    ports = {kept: free_port() for kept in Kept}
     children = {
-        records: context.Process(
-            target=serve, args=(engine_port, port), kwargs={"records": records}
-        )
-        for records, port in ports.items()
+        kept: context.Process(target=serve, args=(engine_port, port, kept))
+        for kept, port in ports.items()
     }
     for child in children.values():
         child.start()
     try:
         for port in ports.values():
             await until_open(port)
-        for name, load in (("request", whole_answers), ("streamed token", streams)):
+        for name, load, times in (
+            ("request", whole_answers, ROUNDS_OF_REQUESTS),
+            ("streamed token", streams, 1),
+        ):
             for port in ports.values():
                 await load(port)  # to warm up
-            costs: dict[bool, list[float]] = {True: [], False: []}
-            for number in range(rounds):
-                for records in (True, False) if number % 2 else (False, True):
-                    pid = children[records].pid
+            costs: dict[Kept, list[float]] = {kept: [] for kept in Kept}
+            for number in range(rounds * times):
+                for kept in tuple(Kept) if number % 2 else reversed(Kept):
+                    pid = children[kept].pid
                     assert pid is not None
                     before = cpu_us(pid)
-                    count = await load(ports[records])
-                    costs[records].append((cpu_us(pid) - before) / count)
+                    count = await load(ports[kept])
+                    costs[kept].append((cpu_us(pid) - before) / count)
             told(name, costs)
     finally:
         for child in children.values():
@@ -245,13 +260,14 @@ async def measure(rounds: int) -> None:
         server.close()
 
 
-def told(name: str, costs: dict[bool, list[float]]) -> None:
-    on, off = costs[True], costs[False]
-    ratio = statistics.median(a / b for a, b in zip(on, off, strict=True))
-    least = min(on) / min(off)
-    with_, without = statistics.median(on), statistics.median(off)
-    print(f"per {name}: {with_:7.2f} us with, {without:7.2f} us without;", end=" ")
-    print(f"ratio {ratio:.3f} (median of {len(on)} rounds), {least:.3f} (least of each)")
+def told(name: str, costs: dict[Kept, list[float]]) -> None:
+    every = costs[Kept.ALL]
+    print(f"per {name}: {statistics.median(every):7.2f} us; to that with", end=" ")
+    for kept in (Kept.TIMES, Kept.NOTHING):
+        ratio = statistics.median(a / b for a, b in zip(every, costs[kept], strict=True))
+        least = min(every) / min(costs[kept])
+        print(f"{kept} kept {ratio:.3f} (least of each {least:.3f});", end=" ")
+    print(f"{len(every)} rounds")
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from pdproxy.core.jsonfields import encode
 from pdproxy.core.policy import Reason
@@ -65,67 +65,30 @@ def access_fields(account: Account) -> dict[str, object]:
     return {
         "request_id": account.request_id,
         "client": account.client,
-        **_kind(account).told()[0],
-        **_way(account).told()[0],
+        **_common(account)[0],
         **_result(account),
     }
 
 
 def access_text(account: Account) -> str:
     """Return the fields as a line that splits at spaces; values with spaces in them are quoted."""
-    request_id, client = _shown(account.request_id), _shown(account.client)
-    kind, way = _kind(account).told()[1], _way(account).told()[1]
-    return f"request_id={request_id} client={client}{kind}{way}{_result_text(account)}"
+    request_id, client = _shown(account.request_id), _shown_often(account.client)
+    common = _common(account)[1]
+    return f"request_id={request_id} client={client}{common}{_result_text(account)}"
 
 
 # Fields that are told together: by their names, and as a part of the line.
 _Told: TypeAlias = tuple[dict[str, object], str]
 
 
-class _Kind(NamedTuple):
-    """What was asked for, and what came of it."""
-
-    endpoint: str
-    model: str
-    stream: bool
-    status: int
-    outcome: Outcome
-
-    @lru_cache(_REMEMBERED)  # noqa: B019 - a value, of closed sets but for the model
-    def told(self) -> _Told:
-        model = self.model[:MAX_MODEL_CHARACTERS]
-        return _known({**self._asdict(), "model": model or None, "stream": self.stream or None})
-
-
-class _Way(NamedTuple):
-    """Which instances it went to."""
-
-    prefiller: str
-    decoder: str
-    prefiller_reason: Reason | None
-    decoder_reason: Reason | None
-    prefill_attempts: int
-    decode_attempts: int
-    rounds: int
-    prefill_skipped: str
-
-    @lru_cache(_REMEMBERED)  # noqa: B019 - a value, of closed sets but for the instances
-    def told(self) -> _Told:
-        fields: dict[str, object] = {}
-        for name, value in self._asdict().items():
-            is_told = value > 1 if isinstance(value, int) else bool(value)
-            fields[name] = value if is_told else None
-        return _known(fields)
-
-
-def _kind(account: Account) -> _Kind:
-    return _Kind(
-        account.endpoint, account.model, account.is_stream, account.status, account.outcome
-    )
-
-
-def _way(account: Account) -> _Way:
-    return _Way(
+def _common(account: Account) -> _Told:
+    """Return what many requests have in common: what was asked for, how it ended, and its way."""
+    return _told(
+        account.endpoint,
+        account.model,
+        account.is_stream,
+        account.status,
+        account.outcome,
         account.prefiller,
         account.decoder,
         account.prefiller_reason,
@@ -135,6 +98,41 @@ def _way(account: Account) -> _Way:
         account.rounds,
         account.prefill_skipped,
     )
+
+
+@lru_cache(_REMEMBERED)
+def _told(  # noqa: PLR0913 - each is a part of the key
+    endpoint: str,
+    model: str,
+    is_stream: bool,
+    status: int,
+    outcome: Outcome,
+    prefiller: str,
+    decoder: str,
+    prefiller_reason: Reason | None,
+    decoder_reason: Reason | None,
+    prefill_attempts: int,
+    decode_attempts: int,
+    rounds: int,
+    prefill_skipped: str,
+) -> _Told:
+    known: dict[str, object] = {
+        "endpoint": endpoint,
+        "model": model[:MAX_MODEL_CHARACTERS] or None,
+        "stream": is_stream or None,
+        "status": status,
+        "outcome": outcome,
+        "prefiller": prefiller or None,
+        "decoder": decoder or None,
+        "prefiller_reason": prefiller_reason or None,
+        "decoder_reason": decoder_reason or None,
+        "prefill_attempts": prefill_attempts if prefill_attempts > 1 else None,
+        "decode_attempts": decode_attempts if decode_attempts > 1 else None,
+        "rounds": rounds if rounds > 1 else None,
+        "prefill_skipped": prefill_skipped or None,
+    }
+    known = {name: value for name, value in known.items() if value is not None}
+    return known, _text(known)
 
 
 def _result(account: Account) -> dict[str, object]:
@@ -155,15 +153,18 @@ def _result_text(account: Account) -> str:
     """Return the text of `_result`, in less than half of the time that its fields would take."""
     prompt, cached, output = account.prompt_tokens, account.cached_tokens, account.output_tokens
     text = f" cut_by={_shown(','.join(account.cuts[-_SHOWN_CUTS:]))}" if account.cuts else ""
-    text += "" if prompt is None else f" prompt_tokens={prompt}"
-    text += "" if cached is None else f" cached_tokens={cached}"
-    text += "" if output is None else f" output_tokens={output}"
-    finish = _finish(account)
-    text += f" finish={_shown(finish)}" if finish else ""
+    if prompt is not None:
+        text += f" prompt_tokens={prompt}"
+    if cached is not None:
+        text += f" cached_tokens={cached}"
+    if output is not None:
+        text += f" output_tokens={output}"
+    if account.finish_reasons:
+        text += f" finish={_shown_often(_finish(account))}"
     for name, seconds in _times(account):
         if seconds is not None:
-            text += f" {name}={round(seconds, 4)}"
-    if account.why and account.outcome is not Outcome.SUCCESS:
+            text += f" {name}={seconds:.4f}"
+    if account.outcome is not Outcome.SUCCESS and account.why:
         text += f" why={_shown(account.why)}"
     return text
 
@@ -182,11 +183,6 @@ def _times(account: Account) -> tuple[tuple[str, float | None], ...]:
     return queue, ("ttft_s", timeline.ttft_s), ("tpot_s", tpot_s), total
 
 
-def _known(fields: Mapping[str, object]) -> _Told:
-    known = {name: value for name, value in fields.items() if value is not None}
-    return known, _text(known)
-
-
 def _text(fields: Mapping[str, object]) -> str:
     return "".join([f" {n}={_shown(v) if isinstance(v, str) else v}" for n, v in fields.items()])
 
@@ -197,6 +193,9 @@ def _shown(text: str) -> str:
         return str(text)  # a reason without its name
     quoted = encode(text).decode()
     return "".join(c if c.isprintable() else _escaped(c) for c in quoted)
+
+
+_shown_often = lru_cache(_REMEMBERED)(_shown)
 
 
 def _escaped(character: str) -> str:

@@ -47,6 +47,8 @@ class Metrics:
         self._made = Instruments(self.registry)
         self._tally = Tally()
         self._routed: dict[tuple[Role, Reason], Count] = {}
+        self._started = _Started(self._made, self._tally)
+        self._attempts: dict[tuple[Instance, str], int] = {}
         self._attempt_seconds: dict[Role, Observed] = {}
         self._begin_legs()
         build = Gauge(
@@ -68,7 +70,7 @@ class Metrics:
     def request_started(self, endpoint: str) -> None:
         """Count a request that has come in."""
         self._in_flight += 1
-        self._tally.counted(self._made.in_flight, endpoint).amount += 1
+        self._started[endpoint].amount += 1
 
     def request_finished(self, account: Account) -> None:
         """Count a request that has ended, once, under its outcome."""
@@ -83,6 +85,9 @@ class Metrics:
 
     def flush(self) -> None:
         """Let what was counted reach the metrics, where other processes can read it."""
+        attempts, self._attempts = self._attempts, {}
+        for (instance, outcome), count in attempts.items():
+            self._made.attempts.labels(instance.role, instance.label, outcome).inc(count)
         self._tally.flush()
 
     @property
@@ -128,11 +133,11 @@ class Metrics:
         self, instance: Instance, outcome: str, seconds: float, reason: str = ""
     ) -> None:
         """Count one attempt of a leg."""
-        made, role, label = self._made, instance.role, instance.label
-        self._tally.count(made.attempts, role, label, outcome)
+        key = (instance, outcome)
+        self._attempts[key] = self._attempts.get(key, 0) + 1
         self._attempt_seconds[instance.role].add(seconds)
         if reason:
-            self._tally.count(made.attempt_errors, role, label, reason)
+            self._made.attempt_errors.labels(instance.role, instance.label, reason).inc()
             self.attempt_failed(instance, reason)
 
     def attempt_failed(self, instance: Instance, reason: str) -> None:
@@ -223,6 +228,18 @@ class Metrics:
             self._models.add(model)
             return model
         return OTHER_MODEL
+
+
+class _Started(dict[str, Count]):
+    """What counts the requests in flight, by endpoint."""
+
+    def __init__(self, made: Instruments, tally: Tally) -> None:
+        self._made = made
+        self._tally = tally
+
+    def __missing__(self, endpoint: str) -> Count:
+        self[endpoint] = found = self._tally.counted(self._made.in_flight, endpoint)
+        return found
 
 
 def _forget_others(counter: Counter, known: set[tuple[str | None, str]]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 from pdproxy.core.history import Failure, History, Recent, shown
 from pdproxy.core.instance import Instance
@@ -14,7 +14,7 @@ CLIENTS_FAULT = "status_4xx"
 
 def wall_clock() -> float:
     """Return the seconds since 1970, by which the buckets of several processes agree."""
-    return datetime.now(UTC).timestamp()
+    return time.time()  # noqa: TID251 - a date, no duration; datetime's way to it takes ten times longer
 
 
 class Recorder:

@@ -48,9 +48,10 @@ class RequestSeries:
         self._in_flight.amount -= 1
         self._of_end(account).amount += 1
         self._duration.add(timeline.total_s or 0.0)
+        stages = self._stages
         for stage, seconds in timeline.stages_s.items():
-            if stage in self._stages:
-                self._stages[stage].add(seconds)
+            if stage in stages:
+                stages[stage].add(seconds)
         own_s = account.own_s
         if own_s is not None:
             self._own.add(own_s)

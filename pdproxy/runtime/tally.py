@@ -60,14 +60,8 @@ class Tally:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self._once: dict[tuple[Counter, tuple[str, ...]], float] = {}
         self._counted: dict[tuple[Counter | Gauge, tuple[str, ...]], Count] = {}
         self._observed: dict[tuple[Histogram, tuple[str, ...]], Observed] = {}
-
-    def count(self, metric: Counter, *labels: str) -> None:
-        """Add one to a series that may be gone tomorrow, such as an instance's."""
-        key = (metric, labels)
-        self._once[key] = self._once.get(key, 0) + 1
 
     def counted(self, metric: Counter | Gauge, *labels: str) -> Count:
         """Return what counts in a series, now and later."""
@@ -88,9 +82,6 @@ class Tally:
 
     def flush(self) -> None:
         """Let the metrics have it all; a series begins with its first count."""
-        once, self._once = self._once, {}
-        for (counter, labels), amount in once.items():
-            counter.labels(*labels).inc(amount)
         for (metric, labels), count in self._counted.items():
             if count.amount:
                 (metric.labels(*labels) if labels else metric).inc(count.amount)

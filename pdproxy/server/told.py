@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from pdproxy.core.headers import HeaderList
 from pdproxy.dispatch.account import Account
 
@@ -36,9 +38,15 @@ def server_timing(account: Account, now: float) -> HeaderList:
     Such as `Server-Timing: queue;dur=0.4, prefill;dur=52.1, handoff;dur=0.1, total;dur=310.2`.
     """
     timeline = account.timeline
-    entries = [*timeline.spent_so_far_s(now).items(), ("total", timeline.age_s(now))]
-    shown = [f"{name};dur={seconds * MILLISECONDS:.1f}" for name, seconds in entries]
-    return [("server-timing", ", ".join(shown))]
+    spent_s = timeline.spent_so_far_s(now)
+    shown = [seconds * MILLISECONDS for seconds in (*spent_s.values(), timeline.age_s(now))]
+    return [("server-timing", _timing_form(*spent_s) % tuple(shown))]
+
+
+@lru_cache(64)
+def _timing_form(*stages: str) -> str:
+    """Return the header's text for these stages, with places for their times."""
+    return ", ".join(f"{name};dur=%.1f" for name in (*stages, "total"))
 
 
 def debug_headers(account: Account) -> HeaderList:

@@ -98,7 +98,7 @@ def test_access_line_says_what_happened(lines):
         "total_s": 1.5,
     }
     assert {name: as_json[name] for name in expected} == expected
-    assert split(text) == {name: str(value) for name, value in expected.items()}
+    assert split(text) == {name: as_text(value) for name, value in expected.items()}
     assert as_json["level"] == "INFO"
     assert as_json["logger"] == "pdproxy.access"
     assert as_json["message"] == text
@@ -192,6 +192,10 @@ def test_json_lines_are_an_object_each_with_the_time_at_which_the_request_ended(
 FAILED = {"outcome": Outcome.ENGINE_ERROR, "status": 502, "why": "it is gone"}
 
 
+def as_text(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -209,5 +213,5 @@ def test_text_says_what_the_fields_say(fields):
 
     shown = {name: value.strip('"') for name, value in split(access_text(made)).items()}
 
-    assert shown == {name: str(value) for name, value in access_fields(made).items()}
+    assert shown == {name: as_text(value) for name, value in access_fields(made).items()}
     assert list(shown) == list(access_fields(made))

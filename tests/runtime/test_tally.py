@@ -43,22 +43,6 @@ def test_counts_come_by_labels_and_once(registry):
     }
 
 
-def test_series_that_is_gone_is_made_anew_by_its_next_count(registry):
-    counter = Counter("x", "x", ["a"], registry=registry)
-    tally = Tally()
-    tally.count(counter, "p")
-    tally.flush()
-    counter.remove("p")
-    tally.flush()
-    assert samples(counter) == {}
-
-    tally.count(counter, "p")
-    tally.count(counter, "p")
-    tally.flush()
-
-    assert samples(counter) == {("x_total", (("a", "p"),)): 2.0}
-
-
 def test_kept_series_goes_on_counting(registry):
     histogram = Histogram("x", "x", ["a"], buckets=EDGES, registry=registry)
     tally = Tally()
