@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
+# Below those that systems give to connections, which could take a port before it is listened on.
+FREE_PORTS = range(20_000, 32_000)
+
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on at this moment."""
+    """Return a port that nobody listens on at this moment, and that no connection will be given."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+    for _ in range(100):
+        # Unseeded: test runs side by side must not go through the same ports.
+        port = random.SystemRandom().choice(FREE_PORTS)
+        with socket.socket(family) as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"{host} has no free port among {FREE_PORTS}")
 
 
 @contextmanager
