@@ -28,9 +28,8 @@ from pdproxy.core.withheld import TEXT_FIELDS, Withheld, has_text, lags_behind, 
 from pdproxy.errors import RecomputeUnsupported
 
 _OUTPUT = (*TEXT_FIELDS, "tool_calls", "refusal", "audio")
-_GOES_ON = frozenset(
-    {Way.IDS, Way.THINK, Way.CALL, Way.JSON, Way.TURN}
-)  # behind ids that are known
+# Behind ids that are known.
+_GOES_ON = frozenset({Way.IDS, Way.THINK, Way.CALL, Way.JSON, Way.TURN})
 _ROUND_ONLY = ("prompt_token_ids", "kv_transfer_params", "ec_transfer_params")
 
 

@@ -119,6 +119,17 @@ def test_no_schema_takes_for_ever(schema):
     assert time.process_time() - begin < 5
 
 
+@pytest.mark.parametrize("keyword", ["enum", "required"])
+def test_no_list_of_a_schema_takes_for_ever(keyword):
+    names = [f"n{number}" for number in range(20_000)]
+    schema = {"items": {keyword: names}}
+    value = ["n19999"] * 2000 if keyword == "enum" else [dict.fromkeys(names)] * 2000
+    begin = time.process_time()
+
+    assert fault(schema, value)
+    assert time.process_time() - begin < 5
+
+
 def test_schema_that_goes_too_deep_cannot_be_checked():
     schema: dict[str, object] = {}
     for _ in range(200):
