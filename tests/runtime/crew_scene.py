@@ -63,6 +63,8 @@ async def crew(
         (None,), behaviours_, *flags, *args, process=True, exit_code=exit_code
     ) as made:
         await until_serving(process(made), count)
+        # Until all serve, those that do accept from the sockets of the others, too.
+        await process(made).wait_for_log(f" and {count} workers", START_S)
         yield made
 
 
